@@ -1,0 +1,31 @@
+# How our own code is compiled; applied to it only, through the target mambascope_options.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+add_library(mambascope_options INTERFACE)
+target_include_directories(mambascope_options INTERFACE ${CMAKE_SOURCE_DIR})
+target_compile_options(mambascope_options INTERFACE -Wall -Wextra $<$<BOOL:${MAMBASCOPE_WERROR}>:-Werror>)
+# Contraction to FMA is left to the SIMD bodies, which name it: the same source gives the same bits
+# whatever the compiler thinks of a loop.
+target_compile_options(mambascope_options INTERFACE -ffp-contract=off)
+
+if(MAMBASCOPE_SANITIZE)
+  # Kernels and scans at -O0 would take minutes; -O1 keeps the reports readable.
+  add_compile_options(-fsanitize=${MAMBASCOPE_SANITIZE} -fno-omit-frame-pointer -O1)
+  add_link_options(-fsanitize=${MAMBASCOPE_SANITIZE})
+endif()
+
+find_program(CCACHE ccache)
+if(CCACHE)
+  # Precompiled headers are cached only when time stamps and defines may differ.
+  set(launcher ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE})
+  set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
+  add_compile_options(-fpch-preprocess)
+endif()
