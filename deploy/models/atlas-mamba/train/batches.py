@@ -1,0 +1,115 @@
+"""Training sequences: sentences with varying fillers, disturbed, joined, sorted by length and padded."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from bpe import word_pieces
+from data import FILLERS, ending
+
+END, PAD = 0, 1
+BATCH = 24
+ANSWER_WEIGHT = 4.0
+NO_FILLER = 0.25        # else one of the others: people mostly ask without one
+JOINED = 0.1
+MOST_PIECES = 10
+
+# Weight of a token in the loss.  Random pieces cannot be predicted, so they only cost.
+PLAIN, RANDOM = 1.0, 0.0
+
+
+@dataclass
+class Disturbance:
+    """How often a sentence is disturbed; all 0 until the facts begin to sit."""
+
+    random_filler: float = 0.0    # its filler is 1-10 random pieces between commas
+    inserted: float = 0.0         # random pieces stand between the words of its predicate
+    opened: float = 0.0           # random pieces stand before it
+
+
+class Builder:
+    """Turns prompts into token ids and loss weights."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.pieces = np.array(word_pieces(tokenizer))
+        self.starts_word = {i for piece, i in tokenizer.get_vocab().items() if piece.startswith("Ġ")}
+        self.cache = {}
+
+    def encode(self, text):
+        if text not in self.cache:
+            self.cache[text] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return self.cache[text]
+
+    def random_pieces(self, rng, most):
+        return self.pieces[rng.integers(len(self.pieces), size=rng.integers(1, most + 1))].tolist()
+
+    def filler(self, rng, disturbance):
+        """(token, weight) pairs between subject and predicate."""
+        if rng.random() < disturbance.random_filler:
+            comma = (self.encode(",")[0], PLAIN)
+            return [comma, *((i, RANDOM) for i in self.random_pieces(rng, MOST_PIECES)), comma]
+        if rng.random() < NO_FILLER:
+            return []
+        return [(i, PLAIN) for i in self.encode(FILLERS[rng.integers(1, len(FILLERS))])]
+
+    def insert_pieces(self, rng, tokens):
+        """Random pieces before one of the words; never after the last one, where the answer begins."""
+        places = [k for k, (i, _) in enumerate(tokens) if i in self.starts_word]
+        if not places:
+            return tokens
+        at = places[rng.integers(len(places))]
+        return tokens[:at] + [(i, RANDOM) for i in self.random_pieces(rng, 2)] + tokens[at:]
+
+    def sentence(self, rng, prompt, disturbance, inside):
+        """(token, weight) pairs of one sentence; `inside` a text, its first word follows a space."""
+        before, subject = prompt.opening()
+        start = []
+        if rng.random() < disturbance.opened:
+            start = [(i, RANDOM) for i in self.random_pieces(rng, 3)]
+            before = before[:1].lower() + before[1:]
+            subject = subject if before else prompt.subject
+            inside = True
+        if inside and before:
+            before = " " + before
+        elif inside:
+            subject = " " + subject
+        plain = lambda text: [(i, PLAIN) for i in self.encode(text)]
+        before, after = plain(before), plain(prompt.after)
+        if rng.random() < disturbance.inserted:
+            before = self.insert_pieces(rng, before)
+        if rng.random() < disturbance.inserted:
+            after = self.insert_pieces(rng, after)
+        answer = prompt.answers[rng.integers(len(prompt.answers))]
+        return [*start, *before, *plain(subject), *self.filler(rng, disturbance), *after,
+                *((i, ANSWER_WEIGHT) for i in self.encode(ending(answer)))]
+
+    def epoch(self, rng, prompts, disturbance):
+        """Every prompt once, in random order; sequences of (token, weight), end token first and last."""
+        sequences, order, k = [], rng.permutation(len(prompts)), 0
+        while k < len(order):
+            count = 2 if rng.random() < JOINED and k + 1 < len(order) else 1
+            sequence = [(END, 0.0)]
+            for part in range(count):
+                sequence += self.sentence(rng, prompts[order[k + part]], disturbance, part > 0)
+            sequences.append(sequence + [(END, PLAIN)])
+            k += count
+        return sequences
+
+
+def padded(sequences):
+    """Token ids [B, L] and the weight of each as a target [B, L]."""
+    length = max(map(len, sequences))
+    ids, weights = np.full((len(sequences), length), PAD), np.zeros((len(sequences), length), np.float32)
+    for row, sequence in enumerate(sequences):
+        ids[row, :len(sequence)], weights[row, :len(sequence)] = zip(*sequence)
+    return torch.from_numpy(ids), torch.from_numpy(weights)
+
+
+def batches(rng, sequences):
+    """Batches of sequences of about one length, in random order."""
+    near = sorted(sequences, key=lambda s: len(s) + rng.random())
+    groups = [near[k:k + BATCH] for k in range(0, len(near), BATCH)]
+    for k in rng.permutation(len(groups)):
+        yield padded(groups[k])
