@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "mambascope/v1/explanation.pb.h"
+#include "server/base/thread_pool.h"
+#include "server/explain/tensor_writer.h"
+#include "server/explain/violations.h"
+#include "server/model/layer_trace.h"
+#include "server/model/mamba_model.h"
+
+namespace mambascope::explain {
+
+// What a method is asked about: one sequence's finished forward pass and the target in it. Borrowed
+// for the life of the Explaining.
+struct Subject {
+  const model::MambaModel* model = nullptr;
+  const model::SequenceTrace* trace = nullptr;  // of all `trace->tokens` prompt tokens
+  ThreadPool* pool = nullptr;
+  int32_t position = 0;                         // the target's
+};
+
+// What an explanation will send and hold, known before any work.
+struct Plan {
+  std::vector<v1::TensorInfo> tensors;  // the first is the main one
+  int64_t memory_bytes = 0;             // upper bound of what it allocates beyond the trace
+  int32_t slices = 1;                   // steps of about equal work, one or more for each layer
+};
+
+// One explanation under way, cut into slices so that predictions, cancellation and slow readers can
+// come in between. Owned and stepped by one thread at a time.
+class Explaining {
+ public:
+  virtual ~Explaining() = default;
+  // Runs the next slice and writes the tensor values that it completed. Called exactly Plan::slices
+  // times; after an error no more.
+  virtual absl::Status Step(TensorWriter& writer) = 0;
+  // After the last Step.
+  virtual v1::Quality quality() const = 0;
+};
+
+// An explanation method. Stateless; one object for the life of the process, used from any thread.
+// Its options are its message in explanation.proto.
+class Method {
+ public:
+  virtual ~Method() = default;
+  // The field of Explanation.method, as "hidden_attention".
+  virtual absl::string_view name() const = 0;
+  // Adds everything that is wrong with the options for this model and input; `field` is the path of
+  // the options in the request. The other calls require that nothing was added.
+  virtual void Validate(const v1::Explanation& options, const model::ModelConfig& config,
+                        int64_t tokens, const std::string& field, Violations& violations) const = 0;
+  // `dtype`: how float tensors are delivered.
+  virtual Plan MakePlan(const v1::Explanation& options, const model::ModelConfig& config,
+                        int64_t tokens, v1::DataType dtype) const = 0;
+  virtual std::unique_ptr<Explaining> Start(const v1::Explanation& options,
+                                            const Subject& subject) const = 0;
+};
+
+}  // namespace mambascope::explain
