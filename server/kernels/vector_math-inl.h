@@ -1,0 +1,111 @@
+// Elementwise functions on one Highway vector, compiled once for each target (so no #pragma once).
+// Each lane's result depends on that lane alone. Errors are against the exact function, measured
+// over the whole range (tests/kernels/selective_scan_test.cc); NaN stays NaN, nothing else becomes
+// one.
+#if defined(MAMBASCOPE_KERNELS_VECTOR_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MAMBASCOPE_KERNELS_VECTOR_MATH_INL_H_
+#undef MAMBASCOPE_KERNELS_VECTOR_MATH_INL_H_
+#else
+#define MAMBASCOPE_KERNELS_VECTOR_MATH_INL_H_
+#endif
+
+#include <cstddef>
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace mambascope::kernels::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using F32 = hn::ScalableTag<float>;
+using Vec = hn::Vec<F32>;
+
+// 1.5 * 2^23: adding it to |v| < 2^22 rounds v to an integer, left in the low bits of the sum.
+constexpr float kRoundingShift = 12582912.0f;
+
+// 2^(n + f) for |f| <= 1/2, where `shifted` = n + kRoundingShift and n in [-126, 127].
+HWY_INLINE Vec Exp2OfParts(F32 d, Vec f, Vec shifted) {
+  // 2^f = 1 + f q(f), minimax in relative error (9.1e-8) under the condition that 2^0 is 1.
+  Vec p = hn::Set(d, 0.0013264727f);
+  p = hn::MulAdd(p, f, hn::Set(d, 0.009671513f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.055507336f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.24022242f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.693147f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
+  const hn::RebindToSigned<F32> di;  // n into the exponent; the shift drops kRoundingShift's bits
+  return hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
+}
+
+// 2^v for v <= 0 in twelve operations, relative error <= 2e-7. Below -126 the result stays at the
+// smallest normal number, 1.2e-38, which every sum it enters rounds away.
+// exp(x a) = 2^(x (a log2(e))): callers fold the constant into a factor that they reuse.
+HWY_INLINE Vec Exp2NonPositive(F32 d, Vec v) {
+  v = hn::Max(hn::Set(d, -126.0f), v);  // in this order x86 hands a NaN in v on
+  const Vec shift = hn::Set(d, kRoundingShift);
+  const Vec shifted = hn::Add(v, shift);
+  return Exp2OfParts(d, hn::Sub(v, hn::Sub(shifted, shift)), shifted);
+}
+
+// exp(v), relative error <= 3e-7 for v in [-87.3, 88]; beyond, the value at that end.
+HWY_INLINE Vec Exp(F32 d, Vec v) {
+  v = hn::Max(hn::Set(d, -87.3f), hn::Min(hn::Set(d, 88.0f), v));
+  const Vec log2_e = hn::Set(d, 1.44269504f);
+  const Vec shift = hn::Set(d, kRoundingShift);
+  const Vec shifted = hn::Add(hn::Mul(v, log2_e), shift);
+  const Vec n = hn::Sub(shifted, shift);
+  // v - n ln 2 with ln 2 in two parts: n times the first, of 15 bits, is exact.
+  Vec r = hn::NegMulAdd(n, hn::Set(d, 0.693145751953125f), v);
+  r = hn::NegMulAdd(n, hn::Set(d, 1.428606765330187e-06f), r);
+  return Exp2OfParts(d, hn::Mul(r, log2_e), shifted);
+}
+
+// log(1 + e^v) = max(v, 0) + log1p(e^-|v|), relative error <= 4e-7 for v >= -87, so small steps
+// keep their digits. With s = e/(2 + e), log1p(e) = 2 atanh(s), s in [0, 1/3].
+HWY_INLINE Vec Softplus(F32 d, Vec v) {
+  const Vec e = Exp(d, hn::Neg(hn::Abs(v)));
+  const Vec s = hn::Div(e, hn::Add(e, hn::Set(d, 2.0f)));
+  const Vec t = hn::Mul(s, s);
+  // atanh(s) = s (1 + t p(t)), minimax in relative error (4.5e-9).
+  Vec p = hn::Set(d, 0.14005993f);
+  p = hn::MulAdd(p, t, hn::Set(d, 0.14000903f));
+  p = hn::MulAdd(p, t, hn::Set(d, 0.20010763f));
+  p = hn::MulAdd(p, t, hn::Set(d, 0.3333321f));
+  const Vec twice = hn::Add(s, s);
+  return hn::Add(hn::Max(hn::Zero(d), v), hn::MulAdd(hn::Mul(twice, t), p, twice));
+}
+
+// 1 / (1 + e^-v) through e^-|v|, so that neither end overflows; relative error <= 5e-7.
+HWY_INLINE Vec Sigmoid(F32 d, Vec v) {
+  const Vec e = Exp(d, hn::Neg(hn::Abs(v)));
+  const Vec one = hn::Set(d, 1.0f);
+  return hn::Div(hn::IfThenElse(hn::Lt(v, hn::Zero(d)), e, one), hn::Add(one, e));
+}
+
+HWY_INLINE Vec Silu(F32 d, Vec v) { return hn::Mul(v, Sigmoid(d, v)); }
+
+// The first `count` lanes at p, the others zero; nothing beyond them is read.
+HWY_INLINE Vec LoadPart(F32 d, const float* p, size_t count) {
+#if HWY_MEM_OPS_MIGHT_FAULT
+  HWY_ALIGN float lanes[HWY_MAX_BYTES / sizeof(float)] = {};
+  for (size_t i = 0; i < count; ++i) lanes[i] = p[i];
+  return hn::Load(d, lanes);
+#else
+  return hn::MaskedLoad(hn::FirstN(d, count), d, p);
+#endif
+}
+
+// Writes the first `count` lanes and touches nothing beyond them: it may be another thread's.
+HWY_INLINE void StorePart(Vec v, F32 d, float* p, size_t count) {
+#if HWY_MEM_OPS_MIGHT_FAULT
+  HWY_ALIGN float lanes[HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(v, d, lanes);
+  for (size_t i = 0; i < count; ++i) p[i] = lanes[i];
+#else
+  hn::BlendedStore(v, hn::FirstN(d, count), d, p);
+#endif
+}
+
+}  // namespace mambascope::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
