@@ -1,0 +1,149 @@
+#include "server/kernels/causal_conv1d.h"
+
+#include <algorithm>
+
+#include "server/base/check.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "server/kernels/causal_conv1d.cc"
+#include "hwy/foreach_target.h"
+#include "server/kernels/vector_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace mambascope::kernels::HWY_NAMESPACE {
+namespace {
+
+HWY_INLINE Vec Activate(F32 d, Activation activation, Vec c) {
+  switch (activation) {
+    case Activation::kSilu:
+      return Silu(d, c);
+    case Activation::kRelu:
+      return hn::Max(hn::Zero(d), c);  // in this order x86 hands a NaN on
+    case Activation::kIdentity:
+      break;
+  }
+  return c;
+}
+
+// One register of channels, `count` of its lanes in use. Whether all are is a template argument, so
+// that only a tail pays for partial loads.
+template <bool kAllLanes>
+struct Lane {
+  const F32 d;
+  const size_t count;
+  Vec Load(const float* p) const { return kAllLanes ? hn::LoadU(d, p) : LoadPart(d, p, count); }
+  void Store(Vec v, float* p) const { kAllLanes ? hn::StoreU(v, d, p) : StorePart(v, d, p, count); }
+};
+
+// weight[channel + lane, tap] for the lanes in use.
+HWY_INLINE Vec TapWeight(F32 d, const ConvInputs& in, int64_t channel, int64_t tap, size_t count) {
+  HWY_ALIGN float lanes[HWY_MAX_BYTES / sizeof(float)] = {};
+  for (size_t i = 0; i < count; ++i) lanes[i] = in.weight[(channel + i) * in.taps + tap];
+  return hn::Load(d, lanes);
+}
+
+// The last taps - 1 inputs stay in registers: each input is read once.
+template <int kTaps, bool kAllLanes>
+void ConvChannels(const ConvInputs& in, const ConvOutputs& out, int64_t channel, size_t count) {
+  const Lane<kAllLanes> lane{F32(), count};
+  const F32 d;
+  Vec weight[kTaps];
+  for (int k = 0; k < kTaps; ++k) weight[k] = TapWeight(d, in, channel, k, count);
+  const Vec bias = in.bias == nullptr ? hn::Zero(d) : lane.Load(in.bias + channel);
+  for (size_t s = 0; s + 1 < in.seq_start.size(); ++s) {
+    float* state = out.conv_state[s] + channel;
+    Vec window[kTaps];
+    for (int k = 0; k < kTaps - 1; ++k) window[k] = lane.Load(state + k * in.channels);
+    for (int64_t i = in.seq_start[s]; i < in.seq_start[s + 1]; ++i) {
+      window[kTaps - 1] = lane.Load(in.x_in + i * in.x_stride + channel);
+      Vec c = bias;
+      for (int k = 0; k < kTaps; ++k) c = hn::MulAdd(weight[k], window[k], c);
+      lane.Store(Activate(d, in.activation, c), out.x + i * in.channels + channel);
+      for (int k = 0; k < kTaps - 1; ++k) window[k] = window[k + 1];
+    }
+    for (int k = 0; k < kTaps - 1; ++k) lane.Store(window[k], state + k * in.channels);
+  }
+}
+
+// Any number of taps, no window in registers. No published model needs it.
+template <bool kAllLanes>
+void ConvChannelsManyTaps(const ConvInputs& in, const ConvOutputs& out, int64_t channel,
+                          size_t count) {
+  const Lane<kAllLanes> lane{F32(), count};
+  const F32 d;
+  const int64_t before = in.taps - 1;
+  const Vec bias = in.bias == nullptr ? hn::Zero(d) : lane.Load(in.bias + channel);
+  for (size_t s = 0; s + 1 < in.seq_start.size(); ++s) {
+    float* state = out.conv_state[s] + channel;
+    const int64_t begin = in.seq_start[s], tokens = in.seq_start[s + 1] - begin;
+    const float* x_in = in.x_in + begin * in.x_stride + channel;
+    for (int64_t i = 0; i < tokens; ++i) {
+      Vec c = bias;
+      for (int64_t k = 0; k < in.taps; ++k) {
+        const int64_t j = i - before + k;
+        const float* input = j < 0 ? state + (before + j) * in.channels : x_in + j * in.x_stride;
+        c = hn::MulAdd(TapWeight(d, in, channel, k, count), lane.Load(input), c);
+      }
+      lane.Store(Activate(d, in.activation, c), out.x + (begin + i) * in.channels + channel);
+    }
+    for (int64_t k = 0; k < before; ++k) {
+      const int64_t j = tokens - before + k;
+      const float* input = j < 0 ? state + (before + j) * in.channels : x_in + j * in.x_stride;
+      lane.Store(lane.Load(input), state + k * in.channels);
+    }
+  }
+}
+
+template <bool kAllLanes>
+void ConvRegister(const ConvInputs& in, const ConvOutputs& out, int64_t channel, size_t count) {
+  switch (in.taps) {
+    case 1:
+      return ConvChannels<1, kAllLanes>(in, out, channel, count);
+    case 2:
+      return ConvChannels<2, kAllLanes>(in, out, channel, count);
+    case 3:
+      return ConvChannels<3, kAllLanes>(in, out, channel, count);
+    case 4:
+      return ConvChannels<4, kAllLanes>(in, out, channel, count);
+    default:
+      return ConvChannelsManyTaps<kAllLanes>(in, out, channel, count);
+  }
+}
+
+void ConvRange(const ConvInputs& in, const ConvOutputs& out, int64_t begin, int64_t end) {
+  const int64_t lanes = hn::Lanes(F32());
+  int64_t channel = begin;
+  for (; channel + lanes <= end; channel += lanes) ConvRegister<true>(in, out, channel, lanes);
+  if (channel < end) ConvRegister<false>(in, out, channel, end - channel);
+}
+
+}  // namespace
+}  // namespace mambascope::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace mambascope::kernels {
+namespace {
+
+HWY_EXPORT(ConvRange);
+
+// The widest register holds 16 channels.
+constexpr int64_t kRegisterChannels = 16;
+// Below this many outputs, waking another thread costs more than the work.
+constexpr int64_t kWorthSplitting = 16384;
+
+}  // namespace
+
+void CausalConv1d(ThreadPool& pool, const ConvInputs& in, const ConvOutputs& out) {
+  MS_CHECK(in.taps >= 1 && in.x_stride >= in.channels && !in.seq_start.empty());
+  MS_CHECK(out.conv_state.size() + 1 == in.seq_start.size());
+  const int64_t work = (in.seq_start.back() - in.seq_start.front()) * in.channels;
+  const bool alone = work < kWorthSplitting;
+  pool.Split(in.channels, alone ? std::max<int64_t>(in.channels, 1) : kRegisterChannels,
+             [&](int64_t begin, int64_t end) {
+               HWY_DYNAMIC_DISPATCH(ConvRange)(in, out, begin, end);
+             });
+}
+
+}  // namespace mambascope::kernels
+#endif

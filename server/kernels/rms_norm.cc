@@ -1,0 +1,97 @@
+#include "server/kernels/rms_norm.h"
+
+#include <algorithm>
+#include <cmath>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "server/kernels/rms_norm.cc"
+#include "hwy/foreach_target.h"
+#include "server/kernels/vector_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace mambascope::kernels::HWY_NAMESPACE {
+namespace {
+
+// Four sums, so that the additions of one do not wait for each other; a tail goes to the first.
+// The order depends on `cols` and the target only.
+void RmsNormRow(const float* h, const float* weight, float eps, int64_t cols, float* u) {
+  const F32 d;
+  const int64_t lanes = hn::Lanes(d);
+  Vec sum0 = hn::Zero(d), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+  int64_t m = 0;
+  for (; m + 4 * lanes <= cols; m += 4 * lanes) {
+    const Vec v0 = hn::LoadU(d, h + m), v1 = hn::LoadU(d, h + m + lanes);
+    const Vec v2 = hn::LoadU(d, h + m + 2 * lanes), v3 = hn::LoadU(d, h + m + 3 * lanes);
+    sum0 = hn::MulAdd(v0, v0, sum0);
+    sum1 = hn::MulAdd(v1, v1, sum1);
+    sum2 = hn::MulAdd(v2, v2, sum2);
+    sum3 = hn::MulAdd(v3, v3, sum3);
+  }
+  for (; m + lanes <= cols; m += lanes) {
+    const Vec v = hn::LoadU(d, h + m);
+    sum0 = hn::MulAdd(v, v, sum0);
+  }
+  if (m < cols) {
+    const Vec v = LoadPart(d, h + m, cols - m);
+    sum0 = hn::MulAdd(v, v, sum0);
+  }
+  const Vec sum = hn::SumOfLanes(d, hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3)));
+  const float scale = 1.0f / std::sqrt(hn::GetLane(sum) / static_cast<float>(cols) + eps);
+  const Vec s = hn::Set(d, scale);
+  for (m = 0; m + lanes <= cols; m += lanes) {
+    const Vec scaled = hn::Mul(hn::LoadU(d, h + m), s);
+    hn::StoreU(hn::Mul(hn::LoadU(d, weight + m), scaled), d, u + m);
+  }
+  if (m < cols) {
+    const Vec scaled = hn::Mul(LoadPart(d, h + m, cols - m), s);
+    StorePart(hn::Mul(LoadPart(d, weight + m, cols - m), scaled), d, u + m, cols - m);
+  }
+}
+
+void AddRange(const float* out, int64_t count, float* h) {
+  const F32 d;
+  const int64_t lanes = hn::Lanes(d);
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    hn::StoreU(hn::Add(hn::LoadU(d, h + i), hn::LoadU(d, out + i)), d, h + i);
+  }
+  for (; i < count; ++i) h[i] += out[i];
+}
+
+}  // namespace
+}  // namespace mambascope::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace mambascope::kernels {
+namespace {
+
+HWY_EXPORT(RmsNormRow);
+HWY_EXPORT(AddRange);
+
+// Below this many numbers in all, waking another thread costs more than the work.
+constexpr int64_t kWorthSplitting = 16384;
+
+void Split(ThreadPool& pool, int64_t work, int64_t count, int64_t multiple,
+           absl::FunctionRef<void(int64_t, int64_t)> run) {
+  pool.Split(count, work < kWorthSplitting ? std::max<int64_t>(count, 1) : multiple, run);
+}
+
+}  // namespace
+
+void RmsNorm(ThreadPool& pool, const float* h, const float* weight, float eps, int64_t rows,
+             int64_t cols, float* u) {
+  Split(pool, rows * cols, rows, 1, [&](int64_t begin, int64_t end) {
+    const auto row = HWY_DYNAMIC_DISPATCH(RmsNormRow);
+    for (int64_t i = begin; i < end; ++i) row(h + i * cols, weight, eps, cols, u + i * cols);
+  });
+}
+
+void AddInPlace(ThreadPool& pool, const float* out, int64_t count, float* h) {
+  Split(pool, count, count, 1024, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(AddRange)(out + begin, end - begin, h + begin);
+  });
+}
+
+}  // namespace mambascope::kernels
+#endif
