@@ -1,0 +1,88 @@
+#include "server/kernels/rms_norm.h"
+
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/support/reference_kernels.h"
+
+namespace mambascope::kernels {
+namespace {
+
+using reference::Close;
+using reference::OnEveryTarget;
+using reference::Random;
+using reference::SameBits;
+
+std::vector<float> Norm(const std::vector<float>& h, const std::vector<float>& weight,
+                        float eps = 1e-5f, int threads = 1) {
+  ThreadPool pool(threads);
+  std::vector<float> u(h.size());
+  const int64_t cols = static_cast<int64_t>(weight.size());
+  RmsNorm(pool, h.data(), weight.data(), eps, static_cast<int64_t>(h.size()) / cols, cols,
+          u.data());
+  return u;
+}
+
+TEST(RmsNorm, EqualsTheDefinitionAroundRegisterBorders) {
+  OnEveryTarget([] {
+    for (const int64_t cols : {1, 3, 4, 8, 15, 16, 17, 63, 64, 65, 100, 127, 128, 768, 2561}) {
+      SCOPED_TRACE(cols);
+      const std::vector<float> h = Random(3 * cols, 1, -5, 5), weight = Random(cols, 2);
+      EXPECT_TRUE(Close(Norm(h, weight), reference::RmsNorm(h, weight, 1e-5)));
+    }
+  });
+}
+
+TEST(RmsNorm, ARowOfZerosStaysZero) {
+  const std::vector<float> zeros(40, 0.0f);
+  EXPECT_EQ(Norm(zeros, Random(40, 1)), zeros);
+}
+
+TEST(RmsNorm, EpsilonIsInsideTheRoot) {
+  const std::vector<float> u = Norm({1e-3f, 1e-3f}, {1, 1}, /*eps=*/3e-6f);
+  EXPECT_NEAR(u[0], 1e-3 / 2e-3, 1e-6);  // sqrt(1e-6 + 3e-6) = 2e-3
+}
+
+TEST(RmsNorm, ARowHasTheBitsItHasAlone) {
+  OnEveryTarget([] {
+    const int64_t cols = 77, rows = 23;
+    const std::vector<float> h = Random(rows * cols, 3), weight = Random(cols, 4);
+    for (const int threads : {1, 2, 5}) {
+      const std::vector<float> all = Norm(h, weight, 1e-5f, threads);
+      for (int64_t i = 0; i < rows; ++i) {
+        const std::vector<float> row(h.begin() + i * cols, h.begin() + (i + 1) * cols);
+        EXPECT_TRUE(SameBits(std::span(all).subspan(i * cols, cols), Norm(row, weight)));
+      }
+    }
+  });
+}
+
+TEST(RmsNorm, TheThreadCountChangesNoBitOfALargeBatch) {
+  const std::vector<float> h = Random(100 * 768, 5), weight = Random(768, 6);
+  EXPECT_TRUE(SameBits(Norm(h, weight, 1e-5f, 2), Norm(h, weight, 1e-5f, 1)));
+}
+
+TEST(RmsNorm, MayWriteOverItsInput) {
+  const std::vector<float> h = Random(5 * 70, 7), weight = Random(70, 8);
+  std::vector<float> u = h;
+  ThreadPool pool(1);
+  RmsNorm(pool, u.data(), weight.data(), 1e-5f, 5, 70, u.data());
+  EXPECT_TRUE(SameBits(u, Norm(h, weight)));
+}
+
+TEST(AddInPlace, AddsEveryElementOnce) {
+  OnEveryTarget([] {
+    for (const int64_t count : {0, 1, 15, 16, 17, 1023, 1025, 40000}) {
+      std::vector<float> h = Random(count, 9);
+      const std::vector<float> out = Random(count, 10);
+      std::vector<float> expected = h;
+      for (int64_t i = 0; i < count; ++i) expected[i] += out[i];
+      ThreadPool pool(3);
+      AddInPlace(pool, out.data(), count, h.data());
+      EXPECT_TRUE(SameBits(h, expected)) << count;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace mambascope::kernels
