@@ -1,42 +1,410 @@
 #include "server/kernels/gemm.h"
 
-#include <blis.h>
 #include <algorithm>
 
 #include "server/base/check.h"
+#include "server/kernels/gemm_parts.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "server/kernels/gemm.cc"
+#include "hwy/foreach_target.h"
+#include "server/kernels/vector_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace mambascope::kernels::HWY_NAMESPACE {
+namespace {
+
+// ---- few rows: a GEMM bound by the bandwidth of the weights ----
+//
+// A lane holds one weight row, so that each output has the one chain over k that BLIS gives it.
+// The weights are stored along k: four at a time of each row are loaded and transposed in
+// registers.
+
+#if HWY_NATIVE_FMA && HWY_TARGET != HWY_SCALAR
+
+constexpr int64_t kLanes = HWY_MAX_BYTES / sizeof(float);
+// Accumulators that fit beside the weights: AVX-512 has 32 registers, AVX2 16.
+constexpr int64_t kMostRows = HWY_MAX_BYTES == 64 ? 16 : 8;
+// Groups of kLanes weight rows that advance together. One chain waits four cycles for each
+// addition; with few rows of x a second group fills the gap.
+constexpr int64_t Groups(int64_t rows) { return rows <= kMostRows / 2 ? 2 : 1; }
+
+// Four numbers from each of the rows j, j + 4, j + 8, ... of w.
+HWY_INLINE Vec LoadEveryFourthRow(F32 d, const float* w, int64_t stride) {
+#if HWY_MAX_BYTES == 16
+  (void)stride;
+  return hn::LoadU(d, w);
+#else
+  const hn::Half<F32> half;
+  if constexpr (kLanes == 8) {
+    return hn::Combine(d, hn::LoadU(half, w + 4 * stride), hn::LoadU(half, w));
+  } else {
+    const hn::Half<hn::Half<F32> > quarter;
+    const auto low = hn::Combine(half, hn::LoadU(quarter, w + 4 * stride), hn::LoadU(quarter, w));
+    const auto high =
+        hn::Combine(half, hn::LoadU(quarter, w + 12 * stride), hn::LoadU(quarter, w + 8 * stride));
+    return hn::Combine(d, high, low);
+  }
+#endif
+}
+
+// column[c] holds w[lane, c] for the kLanes rows from w and c in [0, 4).
+HWY_INLINE void LoadColumns(F32 d, const float* w, int64_t stride, Vec column[4]) {
+  const hn::Repartition<double, F32> pairs;
+  const Vec r0 = LoadEveryFourthRow(d, w, stride);
+  const Vec r1 = LoadEveryFourthRow(d, w + stride, stride);
+  const Vec r2 = LoadEveryFourthRow(d, w + 2 * stride, stride);
+  const Vec r3 = LoadEveryFourthRow(d, w + 3 * stride, stride);
+  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, r0, r1));
+  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, r2, r3));
+  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, r0, r1));
+  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, r2, r3));
+  column[0] = hn::BitCast(d, hn::InterleaveLower(pairs, low01, low23));
+  column[1] = hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23));
+  column[2] = hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23));
+  column[3] = hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23));
+}
+
+HWY_INLINE Vec LoadColumn(F32 d, const float* w, int64_t stride) {
+  HWY_ALIGN float lanes[kLanes];
+  for (int64_t j = 0; j < kLanes; ++j) lanes[j] = w[j * stride];
+  return hn::Load(d, lanes);
+}
+
+// sum (+)= x w^T over one block of k, for kRows rows of x and kGroups * kLanes rows of w.
+// sum [kRows, kGroups, kLanes]. `next` are the weights that will be wanted after these.
+template <int64_t kRows, int64_t kGroups>
+void AddBlock(const float* x, int64_t x_stride, const float* w, int64_t stride, const float* next,
+              int64_t length, bool first, float* sum) {
+  const F32 d;
+  Vec chain[kRows][kGroups];
+#pragma GCC unroll 16
+  for (int64_t m = 0; m < kRows; ++m) {
+#pragma GCC unroll 2
+    for (int64_t g = 0; g < kGroups; ++g) chain[m][g] = hn::Zero(d);
+  }
+  int64_t k = 0;
+  for (; k + 4 <= length; k += 4) {
+    if (k % 16 == 0) {  // one cache line of each row
+#pragma GCC unroll 32
+      for (int64_t j = 0; j < kGroups * kLanes; ++j) {
+        __builtin_prefetch(next + j * stride + k, /*write=*/0, /*second-level cache*/ 2);
+      }
+    }
+    Vec column[kGroups][4];
+#pragma GCC unroll 2
+    for (int64_t g = 0; g < kGroups; ++g) {
+      LoadColumns(d, w + g * kLanes * stride + k, stride, column[g]);
+    }
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < 4; ++c) {
+#pragma GCC unroll 16
+      for (int64_t m = 0; m < kRows; ++m) {
+        const Vec v = hn::Set(d, x[m * x_stride + k + c]);
+#pragma GCC unroll 2
+        for (int64_t g = 0; g < kGroups; ++g) {
+          chain[m][g] = hn::MulAdd(v, column[g][c], chain[m][g]);
+        }
+      }
+    }
+  }
+  for (; k < length; ++k) {
+#pragma GCC unroll 2
+    for (int64_t g = 0; g < kGroups; ++g) {
+      const Vec column = LoadColumn(d, w + g * kLanes * stride + k, stride);
+#pragma GCC unroll 16
+      for (int64_t m = 0; m < kRows; ++m) {
+        chain[m][g] = hn::MulAdd(hn::Set(d, x[m * x_stride + k]), column, chain[m][g]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int64_t m = 0; m < kRows; ++m) {
+#pragma GCC unroll 2
+    for (int64_t g = 0; g < kGroups; ++g) {
+      float* at = sum + (m * kGroups + g) * kLanes;
+      hn::Store(first ? chain[m][g] : hn::Add(hn::Load(d, at), chain[m][g]), d, at);
+    }
+  }
+}
+
+// Columns [begin, end) of kRows rows of y.
+template <int64_t kRows>
+void RowsOf(ConstMatrix x, ConstMatrix w, const float* bias, BlockLengths block, int64_t begin,
+            int64_t end, Matrix y) {
+  constexpr int64_t kGroups = Groups(kRows), kColumns = kGroups * kLanes;
+  const F32 d;
+  HWY_ALIGN float sum[kRows * kColumns];
+  const auto panel = [&]<int64_t kPanelGroups>(int64_t n, int64_t first_column) HWY_ATTR {
+    constexpr int64_t kPanel = kPanelGroups * kLanes;
+    const float* weights = w.data + n * w.stride;
+    const float* next = w.data + std::min(n + kPanel, w.rows - kPanel) * w.stride;
+    for (int64_t k = 0; k < w.cols;) {
+      const int64_t left = w.cols - k, length = left <= block.longest ? left : block.length;
+      AddBlock<kRows, kPanelGroups>(x.data + k, x.stride, weights + k, w.stride, next + k, length,
+                                    k == 0, sum);
+      k += length;
+    }
+    for (int64_t m = 0; m < kRows; ++m) {
+      for (int64_t c = first_column - n; c < std::min(kPanel, end - n); ++c) {
+        const float v = sum[m * kPanel + c];
+        y.data[m * y.stride + n + c] = bias == nullptr ? v : v + bias[n + c];
+      }
+    }
+  };
+  int64_t n = begin;
+  for (; n + kColumns <= end; n += kColumns) panel.template operator()<kGroups>(n, n);
+  // What is left is computed with neighbours that fill the register; only its own columns are kept.
+  for (; n < end; n += kLanes) panel.template operator()<1>(std::min(n, w.rows - kLanes), n);
+  (void)d;
+}
+
+template <int64_t kRows>
+void Rows(ConstMatrix x, ConstMatrix w, const float* bias, BlockLengths block, int64_t begin,
+          int64_t end, Matrix y) {
+  if constexpr (kRows > 0) {
+    if (x.rows == kRows) return RowsOf<kRows>(x, w, bias, block, begin, end, y);
+    Rows<kRows - 1>(x, w, bias, block, begin, end, y);
+  }
+}
+
+bool FewRows(ConstMatrix x, ConstMatrix w, const float* bias, BlockLengths block, int64_t begin,
+             int64_t end, Matrix y) {
+  // Panels that stay in the second-level cache while the next rows of x pass over them.
+  constexpr int64_t kPanel = 4 * kLanes;
+  for (int64_t n = begin; n < end; n += kPanel) {
+    for (int64_t m = 0; m < x.rows; m += kMostRows) {
+      const int64_t rows = std::min(kMostRows, x.rows - m);
+      Rows<kMostRows>({x.data + m * x.stride, rows, x.cols, x.stride}, w, bias, block, n,
+                      std::min(n + kPanel, end), {y.data + m * y.stride, rows, y.cols, y.stride});
+    }
+  }
+  return true;
+}
+
+#else
+
+// Without a fused multiply-add the order of BLIS cannot be followed.
+bool FewRows(ConstMatrix, ConstMatrix, const float*, BlockLengths, int64_t, int64_t, Matrix) {
+  return false;
+}
+
+#endif
+
+void AddBias(const float* bias, Matrix y) {
+  const F32 d;
+  const int64_t lanes = hn::Lanes(d);
+  for (int64_t m = 0; m < y.rows; ++m) {
+    float* row = y.data + m * y.stride;
+    int64_t n = 0;
+    for (; n + lanes <= y.cols; n += lanes) {
+      hn::StoreU(hn::Add(hn::LoadU(d, row + n), hn::LoadU(d, bias + n)), d, row + n);
+    }
+    for (; n < y.cols; ++n) row[n] += bias[n];
+  }
+}
+
+}  // namespace
+}  // namespace mambascope::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+#include <blis.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
 
 namespace mambascope::kernels {
 namespace {
 
-void Blis(ConstMatrix a, ConstMatrix b, float beta, Matrix c) {
+HWY_EXPORT(FewRows);
+HWY_EXPORT(AddBias);
+
+// The micro-kernels that BLIS runs with here, chosen once.
+struct Blis {
+  cntx_t* context = nullptr;
+  arch_t architecture = BLIS_ARCH_GENERIC;
+  BlockLengths block;
+};
+
+Blis ChooseBlis() {
+  Blis blis{bli_gks_query_cntx(), bli_arch_query_id(), {}};
+#ifdef BLIS_CONFIG_SKX
+  // BLIS counts a CPU's AVX-512 units by its model name, and takes AVX2 for a name it does not
+  // know, such as a virtual machine's plain "Xeon Processor": 71 GFLOP/s a core instead of 143
+  // (Sapphire Rapids, M = 1024). Decided by the instruction set, never by a clock: the block
+  // lengths differ, so the choice is part of a result's bits. Who sets BLIS_ARCH_TYPE keeps what
+  // was asked for.
+  if (blis.architecture == BLIS_ARCH_HASWELL && (hwy::SupportedTargets() & HWY_AVX3) != 0 &&
+      std::getenv("BLIS_ARCH_TYPE") == nullptr) {
+    blis.context = bli_gks_lookup_nat_cntx(BLIS_ARCH_SKX);
+    blis.architecture = BLIS_ARCH_SKX;
+  }
+#endif
+  blis.block.length = bli_cntx_get_blksz_def_dt(BLIS_FLOAT, BLIS_KC, blis.context);
+  blis.block.longest = bli_cntx_get_blksz_max_dt(BLIS_FLOAT, BLIS_KC, blis.context);
+  return blis;
+}
+
+const Blis& TheBlis() {
+  static const Blis blis = ChooseBlis();
+  return blis;
+}
+
+// c = beta c + a b^T
+void BlisGemm(ConstMatrix a, ConstMatrix b, float beta, Matrix c) {
   rntm_t one_thread = BLIS_RNTM_INITIALIZER;
   bli_rntm_set_num_threads(1, &one_thread);
   bli_rntm_disable_l3_sup(&one_thread);
   float alpha = 1;
   bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_TRANSPOSE, c.rows, c.cols, a.cols, &alpha,
                const_cast<float*>(a.data), a.stride, 1, const_cast<float*>(b.data), b.stride, 1,
-               &beta, c.data, c.stride, 1, nullptr, &one_thread);
+               &beta, c.data, c.stride, 1, TheBlis().context, &one_thread);
 }
+
+ConstMatrix Rows(ConstMatrix m, int64_t begin, int64_t end) {
+  return {m.data + begin * m.stride, end - begin, m.cols, m.stride};
+}
+
+void CheckShapes(ConstMatrix a, ConstMatrix b, Matrix c) {
+  MS_CHECK(a.cols == b.cols && c.rows == a.rows && c.cols == b.rows);
+  MS_CHECK(a.stride >= a.cols && b.stride >= b.cols && c.stride >= c.cols);
+}
+
+bool LeaveFewRowsToOurKernel() {
+  static const bool leave = FewRowsHaveTheBitsOfBlis();
+  return leave;
+}
+
+std::vector<float> RandomNumbers(int64_t count) {
+  std::minstd_rand bits(1);
+  std::uniform_real_distribution<float> value(-1, 1);
+  std::vector<float> numbers(count);
+  for (float& number : numbers) number = value(bits);
+  return numbers;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// Tiles of y, one a task.
+struct Grid {
+  int64_t row_parts, column_parts;
+};
+
+// Each tile packs its rows of x and of w anew: as square as the thread count allows.
+Grid ChooseGrid(int64_t rows, int64_t columns, int64_t threads) {
+  Grid best{1, 1};
+  int64_t least = 0;
+  for (int64_t column_parts = 1; column_parts <= threads; ++column_parts) {
+    const int64_t row_parts = threads / column_parts;
+    const int64_t tile_rows = (rows + row_parts - 1) / row_parts;
+    const int64_t tile_columns = (columns + column_parts - 1) / column_parts;
+    const int64_t cost = tile_rows * tile_columns + 32 * (tile_rows + tile_columns);
+    if (column_parts == 1 || cost <= least) {
+      least = cost;
+      best = {row_parts, column_parts};
+    }
+  }
+  return best;
+}
+
+// Multiplications below which a second thread costs more than it saves.
+constexpr int64_t kWorthSplitting = 32768;
+// Inner borders of a split: whole micro-tiles of every micro-kernel.
+constexpr int64_t kTile = 96;
 
 }  // namespace
 
+void BlisLinear(ConstMatrix x, ConstMatrix w, Matrix y) { BlisGemm(x, w, 0.0f, y); }
+
+void FewRowsLinear(ConstMatrix x, ConstMatrix w, const float* bias, int64_t begin, int64_t end,
+                   Matrix y) {
+  HWY_DYNAMIC_DISPATCH(FewRows)(x, w, bias, TheBlis().block, begin, end, y);
+}
+
+bool FewRowsHaveTheBitsOfBlis() {
+  const BlockLengths block = TheBlis().block;
+  for (const int64_t K :
+       {int64_t{5}, block.length + 1, block.longest, 2 * block.length + 7, 2 * block.longest + 1}) {
+    const int64_t N = 3 * kFewestColumns + 3, M = 2 * kFewRows + 1;
+    const std::vector<float> x = RandomNumbers(M * K), w = RandomNumbers(N * K);
+    std::vector<float> expected(M * N), actual(M * N);
+    BlisLinear({x.data(), M, K, K}, {w.data(), N, K, K}, {expected.data(), M, N, N});
+    for (int64_t m = 0, rows = 1; m < M; m += rows, rows = std::min(2 * rows, M - m)) {
+      if (!HWY_DYNAMIC_DISPATCH(FewRows)({x.data() + m * K, rows, K, K}, {w.data(), N, K, K},
+                                         nullptr, block, 0, N,
+                                         {actual.data() + m * N, rows, N, N})) {
+        return false;
+      }
+    }
+    if (!SameBits(actual, expected)) return false;
+  }
+  return true;
+}
+
 void GemmBlock(ConstMatrix a, ConstMatrix b, bool accumulate, Matrix c) {
-  MS_CHECK(a.cols == b.cols && c.rows == a.rows && c.cols == b.rows);
-  Blis(a, b, accumulate ? 1.0f : 0.0f, c);
+  CheckShapes(a, b, c);
+  BlisGemm(a, b, accumulate ? 1.0f : 0.0f, c);
 }
 
 void Linear(ThreadPool& pool, ConstMatrix x, ConstMatrix w, const float* bias, Matrix y) {
-  MS_CHECK(x.cols == w.cols && y.rows == x.rows && y.cols == w.rows);
-  pool.Split(w.rows, 32, [&](int64_t begin, int64_t end) {
-    const Matrix part{y.data + begin, y.rows, end - begin, y.stride};
-    Blis(x, {w.data + begin * w.stride, end - begin, w.cols, w.stride}, 0.0f, part);
-    if (bias == nullptr) return;
-    for (int64_t m = 0; m < part.rows; ++m) {
-      for (int64_t n = 0; n < part.cols; ++n) part.data[m * part.stride + n] += bias[begin + n];
-    }
+  CheckShapes(x, w, y);
+  const int64_t M = y.rows, N = y.cols;
+  const bool alone = M * N * x.cols < kWorthSplitting;
+  if (M <= kFewRows && N >= kFewestColumns && LeaveFewRowsToOurKernel()) {
+    pool.Split(N, alone ? N : kFewestColumns,
+               [&](int64_t begin, int64_t end) { FewRowsLinear(x, w, bias, begin, end, y); });
+    return;
+  }
+  const Grid grid = alone ? Grid{1, 1} : ChooseGrid(M, N, pool.threads());
+  const int64_t row_units = (M + kTile - 1) / kTile, column_units = (N + kTile - 1) / kTile;
+  pool.Run(grid.row_parts * grid.column_parts, [&](int64_t task) {
+    const int64_t r = task / grid.column_parts, c = task % grid.column_parts;
+    const int64_t m = row_units * r / grid.row_parts * kTile;
+    const int64_t m_end = std::min(row_units * (r + 1) / grid.row_parts * kTile, M);
+    const int64_t n = column_units * c / grid.column_parts * kTile;
+    const int64_t n_end = std::min(column_units * (c + 1) / grid.column_parts * kTile, N);
+    if (m >= m_end || n >= n_end) return;
+    const Matrix tile{y.data + m * y.stride + n, m_end - m, n_end - n, y.stride};
+    BlisGemm(Rows(x, m, m_end), Rows(w, n, n_end), 0.0f, tile);
+    if (bias != nullptr) HWY_DYNAMIC_DISPATCH(AddBias)(bias + n, tile);
   });
 }
 
-GemmReport CheckGemm(ThreadPool&) { return {"BLIS", 0, true}; }
+GemmReport CheckGemm(ThreadPool& pool) {
+  GemmReport report;
+  report.implementation = absl::StrCat(
+      "BLIS ", bli_info_get_version_str(), " ", bli_arch_string(TheBlis().architecture),
+      LeaveFewRowsToOurKernel() ? ", few rows by our kernel" : ", few rows too");
+  const int64_t M = 4 * kTile, N = 8 * kTile, K = 800;
+  const std::vector<float> x = RandomNumbers(M * K), w = RandomNumbers(N * K);
+  std::vector<float> whole(M * N), rows(M * N);
+  const auto linear = [&](int64_t begin, int64_t end, std::vector<float>& y) {
+    Linear(pool, Rows({x.data(), M, K, K}, begin, end), {w.data(), N, K, K}, nullptr,
+           {y.data() + begin * N, end - begin, N, N});
+  };
+  for (int i = 0; i < 3; ++i) {  // the first one also warms the caches up
+    const auto start = std::chrono::steady_clock::now();
+    linear(0, M, whole);
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    report.gflops = std::max(report.gflops, 2e-9 * M * N * K / taken.count());
+  }
+  // 1, 2, 3, ... rows at a time: past the limit of the own kernel.
+  for (int64_t begin = 0, count = 1; begin < M; begin += count, ++count) {
+    count = std::min(count, M - begin);
+    linear(begin, begin + count, rows);
+  }
+  report.row_invariant = SameBits(rows, whole);
+  return report;
+}
 
 }  // namespace mambascope::kernels
+#endif
