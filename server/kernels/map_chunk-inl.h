@@ -1,0 +1,267 @@
+// Factors one chunk of a hidden-attention map for one block of channels, and computes the part of
+// the map inside the chunk. Compiled once for each target (so no #pragma once).
+#if defined(MAMBASCOPE_KERNELS_MAP_CHUNK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MAMBASCOPE_KERNELS_MAP_CHUNK_INL_H_
+#undef MAMBASCOPE_KERNELS_MAP_CHUNK_INL_H_
+#else
+#define MAMBASCOPE_KERNELS_MAP_CHUNK_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "server/base/array.h"
+#include "server/kernels/channel_group.h"
+#include "server/kernels/map_layout.h"
+#include "server/kernels/map_tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace mambascope::kernels::HWY_NAMESPACE {
+
+static_assert(kBase % kLanes == 0);
+
+// The lanes of `low` and then of `high` with an even number, and with an odd one.
+#if HWY_TARGET == HWY_SCALAR  // has one lane and no such functions; never called
+HWY_INLINE Vec EvenLanes(Vec high, Vec) { return high; }
+HWY_INLINE Vec OddLanes(Vec high, Vec) { return high; }
+#else
+HWY_INLINE Vec EvenLanes(Vec high, Vec low) { return hn::ConcatEven(F32(), high, low); }
+HWY_INLINE Vec OddLanes(Vec high, Vec low) { return hn::ConcatOdd(F32(), high, low); }
+#endif
+
+// In place: lane c of vector r <-> lane r of vector c. Each step moves the lowest bit of the
+// vector's number to the top of the lane's and the lowest bit of the lane's to the top of the
+// vector's.
+HWY_INLINE void Transpose(Vec (&v)[kLanes]) {
+  for (int step = 1; step < kLanes; step *= 2) {
+    Vec u[kLanes];
+    for (int i = 0; i < kLanes / 2; ++i) {
+      u[i] = EvenLanes(v[2 * i + 1], v[2 * i]);
+      u[i + kLanes / 2] = OddLanes(v[2 * i + 1], v[2 * i]);
+    }
+    for (int i = 0; i < kLanes; ++i) v[i] = u[i];
+  }
+}
+
+// sums[i] += the lanes of v[i], for kBase vectors.
+HWY_INLINE void AddSums(Vec (&v)[kBase], float* sums) {
+  const F32 d;
+  int count = kBase;
+  for (int step = 1; step < kLanes; step *= 2) {
+    count /= 2;
+    for (int i = 0; i < count; ++i) {
+      v[i] = hn::Add(EvenLanes(v[2 * i + 1], v[2 * i]), OddLanes(v[2 * i + 1], v[2 * i]));
+    }
+  }
+  for (int i = 0; i < count; ++i) {
+    float* to = sums + i * kLanes;
+    hn::StoreU(hn::Add(hn::LoadU(d, to), v[i]), d, to);
+  }
+}
+
+// Scratch of one chunk.
+struct ChunkScratch {
+  explicit ChunkScratch(const Depth& depth)
+      : delta(kBase * depth.channels),
+        decay(kBase * depth.size()),
+        carry(kChunk / kBase * depth.size()),
+        mass(depth.channels * (kWidest + 1)) {
+    std::fill(mass.begin(), mass.end(), 0.0f);
+  }
+  Array<float> delta;  // [kBase, channels] of the current base block
+  Array<float> decay;  // [kBase, depth]    exp(delta A) of the current base block
+  Array<float> carry;  // [kChunk / kBase, depth]  decay over each block that was merged so far
+  Array<float> mass;   // [channels, kWidest] from tiles, then [channels] from base blocks
+};
+
+// decay, carry, left and right of the base block of tokens that starts at `first`, its factors
+// relative to its own borders. `carry` [depth].
+inline void FactorBase(const PaddedBC& bc, const Depth& depth, const float* A, int64_t first,
+                       const float* delta, float* decay, float* carry, const Factors& out) {
+  const F32 d;
+  const int64_t size = depth.size();
+  float* panel = out.right + first / kPanel * kPanel * size + first % kPanel;
+  for (int64_t n = 0; n < depth.states; ++n) {
+    for (int64_t c = 0; c < depth.channels; c += kLanes) {
+      const int64_t k = n * depth.channels + c;
+      const Vec a = hn::LoadU(d, A + k);
+      Vec product = hn::Set(d, 1.0f);
+      for (int64_t r = 0; r < kBase; ++r) {
+        const Vec step =
+            Exp2NonPositive(d, hn::Mul(a, hn::Load(d, delta + r * depth.channels + c)));
+        hn::Store(step, d, decay + r * size + k);
+        product = hn::Mul(product, step);
+        const Vec C = hn::Set(d, bc.C[(first + r) * depth.states + n]);
+        hn::Store(hn::Mul(product, C), d, out.left + (first + r) * size + k);
+      }
+      hn::Store(product, d, carry + k);
+
+      product = hn::Set(d, 1.0f);
+      for (int64_t part = kBase - kLanes; part >= 0; part -= kLanes) {
+        Vec right[kLanes];
+        for (int r = kLanes - 1; r >= 0; --r) {
+          const Vec B = hn::Set(d, bc.B[(first + part + r) * depth.states + n]);
+          const Vec input = hn::Mul(hn::Load(d, delta + (part + r) * depth.channels + c), B);
+          right[r] = hn::Mul(product, input);
+          product = hn::Mul(product, hn::Load(d, decay + (part + r) * size + k));
+        }
+        Transpose(right);
+        for (int i = 0; i < kLanes; ++i) {
+          hn::Store(right[i], d, panel + (k + i) * kPanel + part);
+        }
+      }
+    }
+  }
+}
+
+// Columns kHalf and kBase - 1 - kHalf of a base block, as EntryOf arranges them: h starts as a
+// column's Bbar and decays down the rows.
+template <Reduce kReduce, int kHalf>
+HWY_INLINE void TriangleColumns(const float* B, const float* C, const Depth& depth,
+                                const float* delta, const float* decay, float* sums, float* mass) {
+  constexpr int kOther = kBase - 1 - kHalf;
+  const F32 d;
+  const int64_t size = depth.size();
+  Vec alpha[kBase];
+  for (int i = 0; i < kBase; ++i) alpha[i] = hn::Zero(d);
+  for (int64_t c = 0; c < depth.channels; c += kLanes) {
+    const Vec delta_half = hn::Load(d, delta + kHalf * depth.channels + c);
+    const Vec delta_other = hn::Load(d, delta + kOther * depth.channels + c);
+    for (int64_t n = 0; n < depth.states; ++n) {
+      const float* step = decay + n * depth.channels + c;
+      const float* Cn = C + n;
+      Vec h = hn::Mul(delta_half, hn::Set(d, B[kHalf * depth.states + n]));
+      for (int i = kHalf + 1; i < kBase; ++i) {
+        h = hn::Mul(h, hn::Load(d, step + i * size));
+        alpha[i] = hn::MulAdd(h, hn::Set(d, Cn[i * depth.states]), alpha[i]);
+      }
+      h = hn::Mul(delta_other, hn::Set(d, B[kOther * depth.states + n]));
+      for (int i = 1; i <= kHalf; ++i) {
+        h = hn::Mul(h, hn::Load(d, step + (kOther + i) * size));
+        alpha[i] = hn::MulAdd(h, hn::Set(d, Cn[(kOther + i) * depth.states]), alpha[i]);
+      }
+    }
+    if constexpr (kReduce == Reduce::kSum) continue;
+    for (int i = 0; i < kBase; ++i) alpha[i] = hn::Abs(alpha[i]);
+    if constexpr (kReduce == Reduce::kMagnitude) {
+      AddSums(alpha, sums);
+    } else {
+      Vec sum = hn::Load(d, mass + c);
+      for (int i = 0; i < kBase; ++i) sum = hn::Add(sum, alpha[i]);
+      hn::Store(sum, d, mass + c);
+    }
+    for (int i = 0; i < kBase; ++i) alpha[i] = hn::Zero(d);
+  }
+  if constexpr (kReduce == Reduce::kSum) AddSums(alpha, sums);
+}
+
+template <Reduce kReduce, int kHalf = 0>
+HWY_INLINE void Triangle(const float* B, const float* C, const Depth& depth, const float* delta,
+                         const float* decay, float* sums, float* mass) {
+  TriangleColumns<kReduce, kHalf>(B, C, depth, delta, decay, sums, mass);
+  if constexpr (kHalf + 1 < kBase / 2) {
+    Triangle<kReduce, kHalf + 1>(B, C, depth, delta, decay, sums + kBase, mass);
+  }
+}
+
+// rows[i, k] *= by[k]
+inline void ScaleRows(float* rows, int64_t count, int64_t size, const float* by) {
+  const F32 d;
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t k = 0; k < size; k += kLanes) {
+      hn::Store(hn::Mul(hn::Load(d, rows + i * size + k), hn::Load(d, by + k)), d,
+                rows + i * size + k);
+    }
+  }
+}
+
+// The same for columns of panels: right[k, j] *= by[k].
+inline void ScaleColumns(float* right, int64_t columns, int64_t size, const float* by) {
+  const F32 d;
+  for (int64_t j = 0; j < columns; j += kPanel) {
+    const int64_t width = std::min(columns - j, kPanel);
+    for (int64_t k = 0; k < size; ++k) {
+      const Vec factor = hn::Set(d, by[k]);
+      float* to = right + j * size + k * kPanel;
+      for (int64_t v = 0; v < width; v += kLanes) {
+        hn::Store(hn::Mul(hn::Load(d, to + v), factor), d, to + v);
+      }
+    }
+  }
+}
+
+// Chunk number `chunk`: its part of `out`, or with kMass, its part of each channel's mass,
+// [depth.channels].
+template <Reduce kReduce>
+void FactorChunkFor(const ScanParameters& scan, const PaddedBC& bc, const ChannelGroup& group,
+                    const Depth& depth, int64_t chunk, const Factors& out, float* mass) {
+  const F32 d;
+  const int64_t size = depth.size();
+  const int64_t begin = chunk * kChunk, tokens = std::min(kChunk, scan.tokens - begin);
+  const int64_t padded = RoundUp(tokens, kBase);
+  ChunkScratch scratch(depth);
+  float* tile_mass = scratch.mass.data();
+  float* base_mass = tile_mass + depth.channels * kWidest;
+
+  for (int64_t base = 0; base < padded; base += kBase) {
+    const int64_t first = begin + base;
+    for (int64_t r = 0; r < kBase; ++r) {
+      float* delta = scratch.delta.data() + r * depth.channels;
+      if (first + r < scan.tokens) {
+        std::copy_n(group.delta(first + r), depth.channels, delta);
+      } else {
+        std::fill_n(delta, depth.channels, 0.0f);
+      }
+    }
+    FactorBase(bc, depth, group.A(), first, scratch.delta.data(), scratch.decay.data(),
+               scratch.carry.data() + base / kBase * size, out);
+    const float *B = bc.B + first * depth.states, *C = bc.C + first * depth.states;
+    float* triangle = nullptr;
+    if constexpr (kReduce == Reduce::kMass) {
+      for (int64_t r = 0; r < kBase; ++r) {  // the diagonal itself
+        float self = 0;
+        for (int64_t n = 0; n < depth.states; ++n) {
+          self += C[r * depth.states + n] * B[r * depth.states + n];
+        }
+        for (int64_t c = 0; c < depth.channels; ++c) {
+          base_mass[c] += std::fabs(self) * scratch.delta[r * depth.channels + c];
+        }
+      }
+    } else {
+      triangle = out.triangles + first / kBase * (kBase * kBase / 2);
+      std::fill_n(triangle, kBase * kBase / 2, 0.0f);
+      std::fill_n(out.local + first * kChunk, kBase * kChunk, 0.0f);
+    }
+    Triangle<kReduce>(B, C, depth, scratch.delta.data(), scratch.decay.data(), triangle, base_mass);
+  }
+
+  // Neighbours become one block twice as long: first what the second sees of the first, then both
+  // relative to the borders of the whole.
+  for (int64_t half = kBase; half < kChunk; half *= 2) {
+    for (int64_t start = 0; start + half < padded; start += 2 * half) {
+      const int64_t middle = start + half, rows = std::min(half, padded - middle);
+      float* left = out.left + (begin + middle) * size;
+      float* right = out.right + (begin + start) / kPanel * kPanel * size + start % kPanel;
+      float* first_carry = scratch.carry.data() + start / kBase * size;
+      float* second_carry = scratch.carry.data() + middle / kBase * size;
+      float* to =
+          kReduce == Reduce::kMass ? tile_mass : out.local + (begin + middle) * kChunk + start;
+      Multiply<kReduce>(left, right, depth, rows, half, to, kChunk);
+      ScaleRows(left, rows, size, first_carry);
+      ScaleColumns(right, half, size, second_carry);
+      ScaleRows(first_carry, 1, size, second_carry);
+    }
+  }
+  std::copy_n(scratch.carry.data(), size, out.carry + chunk * size);
+  if constexpr (kReduce == Reduce::kMass) {
+    for (int64_t c = 0; c < depth.channels; ++c) {
+      mass[c] = base_mass[c] + hn::GetLane(hn::SumOfLanes(d, hn::Load(d, tile_mass + c * kWidest)));
+    }
+  }
+}
+
+}  // namespace mambascope::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
