@@ -24,7 +24,7 @@ namespace mambascope::model {
 
 namespace {
 
-// The largest published files are below 40 MB; more than this is not a tokenizer.json.
+// Bounds what a wrong path can make the server read.
 constexpr uintmax_t kMaxFileBytes = uintmax_t{256} << 20;
 
 std::string TakeText(MambascopeText text) {
@@ -62,22 +62,52 @@ bool InsideCharacter(absl::string_view text, size_t byte) {
   return byte < text.size() && (static_cast<uint8_t>(text[byte]) & 0xC0) == 0x80;
 }
 
-// Makes the promises of Token's span true for whatever the library reported, so that nobody who slices
-// a prompt by them has to check.
-void PlaceSpan(absl::string_view text, const MambascopeEncodedToken& encoded, const Token* previous,
-               Token* token) {
-  const uint32_t least_begin = previous == nullptr ? 0 : previous->begin_byte;
-  const uint32_t least_end = previous == nullptr ? 0 : previous->end_byte;
-  if (encoded.added) {
-    token->begin_byte = token->end_byte = least_end;
-    return;
+// Makes the promises of Token's span true for whatever the library reported, so that nobody who
+// slices a prompt by them has to check.
+void PlaceSpans(absl::string_view text, const MambascopeEncoding& encoding,
+                std::vector<Token>* tokens) {
+  std::vector<Token*> placed;  // without the template's
+  placed.reserve(tokens->size());
+  // A combining mark that the normaliser composed with its letter is in no reported span. It goes
+  // to the token before, and to all that share that token's last character.
+  const auto cover_up_to = [&placed](uint32_t byte) {
+    if (placed.empty() || placed.back()->end_byte >= byte) return;
+    const uint32_t covered = placed.back()->end_byte;
+    const bool may_share = placed.back()->begin_byte < covered;
+    for (auto token = placed.rbegin(); token != placed.rend(); ++token) {
+      if ((*token)->end_byte != covered) break;
+      (*token)->end_byte = byte;
+      if (!may_share) break;
+    }
+  };
+  for (size_t i = 0; i < tokens->size(); ++i) {
+    const MambascopeEncodedToken& encoded = encoding.tokens[i];
+    if (encoded.added) continue;
+    Token& token = (*tokens)[i];
+    uint32_t begin = encoded.begin;
+    uint32_t end = encoded.end;
+    while (InsideCharacter(text, begin)) --begin;
+    while (InsideCharacter(text, end)) ++end;
+    cover_up_to(begin);
+    token.begin_byte = placed.empty() ? 0 : std::max(begin, placed.back()->begin_byte);
+    token.end_byte =
+        std::max({end, token.begin_byte, placed.empty() ? 0 : placed.back()->end_byte});
+    placed.push_back(&token);
   }
-  uint32_t begin = encoded.begin;
-  uint32_t end = encoded.end;
-  while (InsideCharacter(text, begin)) --begin;
-  while (InsideCharacter(text, end)) ++end;
-  token->begin_byte = std::max(begin, least_begin);
-  token->end_byte = std::max({end, least_end, token->begin_byte});
+  cover_up_to(static_cast<uint32_t>(text.size()));
+
+  uint32_t at = 0;
+  for (size_t i = 0; i < tokens->size(); ++i) {
+    Token& token = (*tokens)[i];
+    if (encoding.tokens[i].added) token.begin_byte = token.end_byte = at;
+    at = token.end_byte;
+  }
+  // Spans overlap only where tokens share a character.
+  for (size_t i = 1; i < placed.size(); ++i) {
+    if (placed[i]->begin_byte < placed[i - 1]->end_byte) {
+      placed[i]->partial = placed[i - 1]->partial = true;
+    }
+  }
 }
 
 }  // namespace
@@ -126,18 +156,8 @@ absl::StatusOr<std::vector<Token>> Tokenizer::Encode(absl::string_view text,
     token.id = static_cast<int32_t>(encoded.id);
     token.piece = Piece(token.id);
     token.special = encoded.added || IsSpecial(token.id);
-    PlaceSpan(text, encoded, i == 0 ? nullptr : &tokens[i - 1], &token);
   }
-
-  // Two spans overlap only where tokens share a character. Empty spans in between share nothing.
-  Token* before = nullptr;
-  for (Token& token : tokens) {
-    if (token.begin_byte == token.end_byte) continue;
-    if (before != nullptr && token.begin_byte < before->end_byte) {
-      before->partial = token.partial = true;
-    }
-    before = &token;
-  }
+  PlaceSpans(text, encoding, &tokens);
   return tokens;
 }
 

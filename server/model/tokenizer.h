@@ -15,20 +15,20 @@ namespace mambascope::model {
 
 // One token of a prompt, and the part of the prompt it stands for.
 struct Token {
-  int32_t id = 0;
+  int32_t id = 0;     // in [0, vocabulary_size())
   std::string piece;  // as the vocabulary spells it (" Paris" is "ĠParis" there); valid UTF-8
 
   // Half-open, in bytes of the UTF-8 prompt as it was given, whatever the tokenizer normalises.
   //   - Never inside a character. Tokens that share a character each have the whole character.
-  //   - Never decreasing from one token to the next, neither begin nor end.
-  //   - A token that begins with a space has the space: trim_offsets in tokenizer.json is ignored.
-  //   - Together they cover the prompt, unless the tokenizer itself drops text, as one that splits at
-  //     whitespace and throws it away does.
+  //   - Neither begin nor end decreases from one token to the next.
+  //   - Together they cover the prompt, unless all of it is dropped. A token that begins with a
+  //     space has the space: trim_offsets in tokenizer.json is ignored. Text that the tokenizer
+  //     composes away or drops goes to the token before it, or to the first.
   //   - Empty for a token that the template added, and placed where that token stands.
   uint32_t begin_byte = 0;
   uint32_t end_byte = 0;
 
-  bool special = false;  // added by the template, or special in the vocabulary (also if spelled out)
+  bool special = false;  // added by the template, or special in the vocabulary, even if spelled out
   bool partial = false;  // shares a character with a neighbour, so its bytes alone may not be text
 };
 
@@ -49,9 +49,9 @@ class Tokenizer {
   Tokenizer& operator=(const Tokenizer&) = delete;
   ~Tokenizer();
 
-  // `text` must be valid UTF-8; it may hold NUL bytes. `add_special_tokens` lets the file's template
-  // add its own (often one at the start). Time and memory grow with the text, about 100 bytes a byte:
-  // bound the size before calling.
+  // `text` must be valid UTF-8; it may hold NUL bytes. `add_special_tokens` lets the file's
+  // template add its own (often one at the start). Memory is up to 250 bytes for each byte of the
+  // text, and a megabyte takes half a second: bound the size before calling.
   absl::StatusOr<std::vector<Token>> Encode(absl::string_view text,
                                             bool add_special_tokens = true) const;
 

@@ -1,12 +1,14 @@
 #pragma once
 
-// C interface of the tokenizer library (src/lib.rs), kept by hand on both sides: change them together.
-// Only server/model/tokenizer.cc includes it; everyone else uses server/model/tokenizer.h.
+// C interface of the tokenizer library (src/lib.rs), kept by hand on both sides: change them
+// together. Only server/model/tokenizer.cc includes it; everyone else uses
+// server/model/tokenizer.h.
 //
 // Errors: no function aborts or unwinds. One that can fail returns false or null and puts a reason
 //   (UTF-8, free it with mambascope_text_free) in `*error`; its other outputs are then untouched.
 //   A panic inside the library is such an error.
-// Ownership: what a function hands out goes back to the matching free function, exactly once; inputs
+// Ownership: what a function hands out goes back to the matching free function, exactly once;
+// inputs
 //   are borrowed until the call returns. Freeing null, or an empty text or encoding, does nothing.
 // Threads: every function may run on many threads at once, with the same tokenizer too, except that
 //   freeing a tokenizer must come last.
@@ -31,7 +33,7 @@ typedef struct {
   uint32_t id;
   uint32_t begin;  // bytes of the original text, half-open, as the library reports them
   uint32_t end;
-  bool added;      // by the template, so its span says nothing
+  bool added;  // by the template, so its span says nothing
 } MambascopeEncodedToken;
 
 typedef struct {
@@ -53,8 +55,8 @@ bool mambascope_tokenizer_piece(const MambascopeTokenizer* tokenizer, uint32_t i
                                 MambascopeText* piece, bool* special, MambascopeText* error);
 
 bool mambascope_tokenizer_encode(const MambascopeTokenizer* tokenizer, const uint8_t* text,
-                                 size_t size, bool add_special_tokens,
-                                 MambascopeEncoding* encoding, MambascopeText* error);
+                                 size_t size, bool add_special_tokens, MambascopeEncoding* encoding,
+                                 MambascopeText* error);
 
 // Ids that no token has add nothing: the caller checks them.
 bool mambascope_tokenizer_decode(const MambascopeTokenizer* tokenizer, const uint32_t* ids,

@@ -72,12 +72,13 @@ unsafe fn guard<T>(error: *mut Text, body: impl FnOnce() -> Result<T, String>) -
         Ok(Ok(value)) => return Some(value),
         Ok(Err(reason)) => reason,
         Err(panic) => {
-            let message = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
-                (Some(message), _) => message.to_string(),
-                (_, Some(message)) => message.clone(),
-                _ => "no message".to_string(),
-            };
-            std::mem::forget(panic); // its drop could panic again
+            let message = panic.downcast::<String>().map(|message| *message).or_else(|panic| {
+                panic.downcast::<&str>().map(|message| message.to_string())
+            });
+            let message = message.unwrap_or_else(|panic| {
+                std::mem::forget(panic); // nobody knows what its drop does, so it is not run
+                "no message".to_string()
+            });
             format!("the tokenizer library panicked: {message}")
         }
     };
@@ -117,17 +118,29 @@ fn load(json: &[u8]) -> Result<MambascopeTokenizer, String> {
             "model.vocab: id {largest} exceeds the limit of {MAX_VOCABULARY_SIZE} ids"
         ));
     }
-    Ok(MambascopeTokenizer { tokenizer, vocabulary_size: largest + 1 })
+    let loaded = MambascopeTokenizer { tokenizer, vocabulary_size: largest + 1 };
+    // A template that names a token the vocabulary lacks would fail every request.
+    encode(&loaded, b"", true).map_err(|e| format!("post_processor: {e}"))?;
+    Ok(loaded)
 }
 
-fn encode(t: &MambascopeTokenizer, bytes: &[u8], add_special: bool) -> Result<Encoding, String> {
+fn encode(
+    t: &MambascopeTokenizer,
+    bytes: &[u8],
+    add_special: bool,
+) -> Result<Vec<EncodedToken>, String> {
     if bytes.len() > u32::MAX as usize {
         return Err(format!("text: {} bytes exceed the limit {}", bytes.len(), u32::MAX));
     }
     let text = std::str::from_utf8(bytes)
         .map_err(|e| format!("text: not valid UTF-8 at byte {}", e.valid_up_to()))?;
     let encoded = t.tokenizer.encode(text, add_special).map_err(|e| format!("text: {e}"))?;
-    let tokens = encoded
+    // The model uses ids as rows of its embedding.
+    if let Some(id) = encoded.get_ids().iter().find(|&&id| id >= t.vocabulary_size) {
+        let size = t.vocabulary_size;
+        return Err(format!("text: token {id} is not in [0, {size}), the vocabulary"));
+    }
+    Ok(encoded
         .get_ids()
         .iter()
         .zip(encoded.get_offsets())
@@ -138,9 +151,7 @@ fn encode(t: &MambascopeTokenizer, bytes: &[u8], add_special: bool) -> Result<En
             end: end.min(bytes.len()) as u32,
             added: mask != 0,
         })
-        .collect();
-    let (tokens, size) = give(tokens);
-    Ok(Encoding { tokens, size })
+        .collect())
 }
 
 #[no_mangle]
@@ -195,7 +206,8 @@ pub unsafe extern "C" fn mambascope_tokenizer_encode(
     error: *mut Text,
 ) -> bool {
     guard(error, || {
-        *encoding = encode(&*tokenizer, borrow(text, size), add_special_tokens)?;
+        let (tokens, size) = give(encode(&*tokenizer, borrow(text, size), add_special_tokens)?);
+        *encoding = Encoding { tokens, size };
         Ok(())
     })
     .is_some()
