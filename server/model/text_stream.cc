@@ -1,27 +1,28 @@
 #include "server/model/text_stream.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "server/base/status.h"
 
 namespace mambascope::model {
 namespace {
 
-// Decoding this many ids costs little next to a model's step, and shortening costs a second decode,
-// so it is done rarely.
+// Decoding this many ids costs microseconds, and shortening costs a second decode, so it is rare.
 constexpr size_t kMaxWindow = 32;
 
-// Kept when no clean cut exists, which only bytes that are not UTF-8 bring about. An incomplete
-// character has at most 3 tokens, so the text's end reads the same from here.
+// Kept when a window holds no place to cut, which only bytes that are not UTF-8 bring about. An
+// incomplete character has at most 3 tokens, so the text's end reads the same from here.
 constexpr size_t kForcedWindow = 8;
 
 constexpr absl::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-// The end of `text` that the next token may still change: an incomplete character shows as one U+FFFD,
-// or, with byte fallback, as one for each of its bytes, of which there are at most 3.
+// The end of `text` that the next token may still change: an incomplete character shows as one
+// U+FFFD, or, with byte fallback, as one for each of its bytes, of which there are at most 3.
 size_t UnsettledBytes(absl::string_view text) {
   size_t bytes = 0;
   while (bytes < 3 * kReplacement.size() &&
@@ -29,10 +30,6 @@ size_t UnsettledBytes(absl::string_view text) {
     bytes += kReplacement.size();
   }
   return bytes;
-}
-
-bool InsideCharacter(absl::string_view text, size_t byte) {
-  return byte < text.size() && (static_cast<unsigned char>(text[byte]) & 0xC0) == 0x80;
 }
 
 }  // namespace
@@ -43,46 +40,45 @@ absl::StatusOr<std::string> TextStream::Push(int32_t id) {
 
   window_.push_back(id);
   absl::StatusOr<std::string> text = tokenizer_.Decode(window_, /*skip_special_tokens=*/true);
+  if (text.ok() && !absl::StartsWith(*text, sent_)) {
+    // Byte fallback rewrites a whole run while a character in it is incomplete. Go on from the
+    // pending tokens, whose text does not depend on what was sent.
+    text = StartWindowAt(next_cut_);
+    sent_.clear();
+  }
   if (!text.ok()) {
     window_.pop_back();
     return text.status();
   }
-  // A decoder may have rewritten sent text (byte fallback): stay on whole characters.
-  const size_t settled = text->size() - UnsettledBytes(*text);
-  while (InsideCharacter(*text, sent_bytes_)) ++sent_bytes_;
 
-  std::string added;
-  if (settled > sent_bytes_) {
-    added = text->substr(sent_bytes_, settled - sent_bytes_);
-    sent_bytes_ = settled;
-  }
-  held_ = text->size() > sent_bytes_ ? text->substr(sent_bytes_) : std::string();
+  const size_t settled = std::max(text->size() - UnsettledBytes(*text), sent_.size());
+  std::string added = text->substr(sent_.size(), settled - sent_.size());
+  sent_ += added;
+  held_ = text->substr(settled);
   if (held_.empty()) {
     cut_ = next_cut_;
     next_cut_ = window_.size();
   }
   if (window_.size() >= kMaxWindow) {
-    RETURN_IF_ERROR(Shorten());
+    ASSIGN_OR_RETURN(sent_, StartWindowAt(cut_ > 0 ? cut_ : window_.size() - kForcedWindow));
+    sent_ = std::string(absl::StripSuffix(sent_, held_));
   }
   return added;
 }
 
-absl::Status TextStream::Shorten() {
-  const size_t cut = cut_ > 0 ? cut_ : window_.size() - kForcedWindow;
-  const std::vector<int32_t> rest(window_.begin() + static_cast<ptrdiff_t>(cut), window_.end());
-  ASSIGN_OR_RETURN(const std::string text, tokenizer_.Decode(rest, /*skip_special_tokens=*/true));
-  window_ = rest;
-  sent_bytes_ = text.size() > held_.size() ? text.size() - held_.size() : 0;
-  cut_ = 0;
+absl::StatusOr<std::string> TextStream::StartWindowAt(size_t cut) {
+  window_.erase(window_.begin(), window_.begin() + static_cast<ptrdiff_t>(cut));
   next_cut_ = next_cut_ > cut ? next_cut_ - cut : 0;
-  return absl::OkStatus();
+  cut_ = 0;
+  return tokenizer_.Decode(window_, /*skip_special_tokens=*/true);
 }
 
 std::string TextStream::Flush() {
   std::string rest = std::move(held_);
   window_.clear();
+  sent_.clear();
   held_.clear();
-  sent_bytes_ = cut_ = next_cut_ = 0;
+  cut_ = next_cut_ = 0;
   return rest;
 }
 
