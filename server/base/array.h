@@ -32,7 +32,7 @@ class Array {
   T* end() { return data() + size_; }
   const T* begin() const { return data(); }
   const T* end() const { return data() + size_; }
-  operator std::span<T>() { return {data(), size_}; }              // NOLINT: views are meant to be easy
+  operator std::span<T>() { return {data(), size_}; }  // NOLINT: views are meant to be easy
   operator std::span<const T>() const { return {data(), size_}; }  // NOLINT
 
   // At least `size` elements; contents are lost when it grows.

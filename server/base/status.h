@@ -6,8 +6,8 @@
 #include "absl/status/statusor.h"
 
 // Returns from the enclosing function when `expression` is not OK.
-#define RETURN_IF_ERROR(expression)                          \
-  do {                                                       \
+#define RETURN_IF_ERROR(expression)                                               \
+  do {                                                                            \
     if (absl::Status ms_status = (expression); !ms_status.ok()) return ms_status; \
   } while (false)
 

@@ -1,0 +1,67 @@
+#include "server/options.h"
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "server/version.h"
+
+namespace mambascope {
+
+Options ParseOptions(int argc, char** argv, int* exit_code) {
+  Options options;
+  options.grpc_address = "127.0.0.1:8500";
+  options.http_address = "127.0.0.1:8501";
+  CLI::App app("Serves Mamba models: predictions with the evidence for them.", "mambascope-server");
+  app.set_version_flag("--version", kVersion);
+  app.option_defaults()->always_capture_default();
+  app.add_option("--model", options.models, "name=DIR of a Hugging Face folder; may be repeated")
+      ->type_size(1)
+      ->allow_extra_args(false)
+      ->type_name("NAME=DIR");
+  app.add_option("--model_repository", options.model_repository,
+                 "Folder of <model>/<version>/ folders");
+  app.add_option("--grpc_address", options.grpc_address, "HOST:PORT; port 0 takes a free one");
+  app.add_option("--http_address", options.http_address,
+                 "HOST:PORT of metrics and probes; empty for none");
+  app.add_option("--port_file", options.port_file,
+                 "Written with grpc=PORT and http=PORT once both listen");
+  app.add_option("--threads", options.threads,
+                 "Computing threads; 0 = as many as the process may use")
+      ->check(CLI::Range(0, 1024));
+  app.add_option("--max_input_tokens", options.max_input_tokens, "Longest input")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--max_tokens", options.max_tokens, "Longest generation")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--max_batch_tokens", options.max_batch_tokens, "Tokens in one forward pass")
+      ->check(CLI::Range(64, 1 << 16));
+  app.add_option("--max_queue_delay_ms", options.max_queue_delay_ms,
+                 "How long a call waits for company when nothing runs")
+      ->check(CLI::Range(0.0, 1000.0));
+  app.add_option("--max_queue", options.max_queue, "Calls waiting for their first pass")
+      ->check(CLI::Range(1, 1 << 16));
+  app.add_option("--max_running", options.max_running, "Sequences running at once")
+      ->check(CLI::Range(1, 4096));
+  app.add_option("--max_request_bytes", options.max_request_bytes, "Largest request message")
+      ->check(CLI::Range(1 << 10, 1 << 30));
+  app.add_option("--explanation_memory_bytes", options.explanation_memory_bytes,
+                 "Memory of all running explanations together")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--default_deadline_s", options.default_deadline_s, "For calls that bring none")
+      ->check(CLI::Range(0.001, 1e6));
+  app.add_option("--max_deadline_s", options.max_deadline_s, "No call runs longer")
+      ->check(CLI::Range(0.001, 1e6));
+  app.add_option("--drain_timeout_s", options.drain_timeout_s,
+                 "After SIGTERM, how long running calls may take before they are ended")
+      ->check(CLI::Range(0.0, 1e6));
+  app.add_option("--log_level", options.log_level, "info, warning, error or off")
+      ->check(CLI::IsMember({"info", "warning", "error", "off"}));
+  try {
+    app.parse(argc, argv);
+    *exit_code = -1;
+  } catch (const CLI::ParseError& error) {
+    *exit_code = app.exit(error) == 0 ? 0 : 2;
+  }
+  return options;
+}
+
+}  // namespace mambascope

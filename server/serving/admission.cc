@@ -1,0 +1,429 @@
+#include "server/serving/admission.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/base/status.h"
+#include "server/explain/registry.h"
+#include "server/explain/violations.h"
+#include "server/serving/errors.h"
+
+namespace mambascope::serving {
+namespace {
+
+using explain::Violations;
+
+constexpr int kMaxExplanations = 16;
+constexpr int kMaxLabels = 16;
+constexpr int kMaxStops = 8;
+constexpr int kMaxTopLogprobs = 64;
+constexpr int32_t kDefaultChunkBytes = 256 << 10;
+
+bool IsPrintable(const std::string& text) {
+  return std::all_of(text.begin(), text.end(),
+                     [](unsigned char c) { return c >= 0x20 && c < 0x7f; });
+}
+
+void CheckSampling(const v1::Generation& generation, int32_t max_tokens, Violations& violations) {
+  if (generation.has_max_tokens() &&
+      (generation.max_tokens() < 1 || generation.max_tokens() > max_tokens)) {
+    violations.Add("generation.max_tokens",
+                   absl::StrCat(generation.max_tokens(), " is outside 1 to ", max_tokens));
+  }
+  // Written so that NaN fails too.
+  if (!(generation.temperature() >= 0 && generation.temperature() <= 100)) {
+    violations.Add("generation.temperature",
+                   absl::StrCat(generation.temperature(), " is outside 0 to 100"));
+  }
+  if (generation.has_top_p() && !(generation.top_p() > 0 && generation.top_p() <= 1)) {
+    violations.Add("generation.top_p", absl::StrCat(generation.top_p(), " is outside (0, 1]"));
+  }
+  if (generation.top_k() < 0) {
+    violations.Add("generation.top_k",
+                   absl::StrCat(generation.top_k(), " is negative; 0 means all"));
+  }
+  if (generation.top_logprobs() < 0 || generation.top_logprobs() > kMaxTopLogprobs) {
+    violations.Add("generation.top_logprobs",
+                   absl::StrCat(generation.top_logprobs(), " is outside 0 to ", kMaxTopLogprobs));
+  }
+}
+
+void CheckStops(const v1::Generation& generation, const ServedModel& model,
+                Violations& violations) {
+  if (generation.stop_size() > kMaxStops) {
+    violations.Add("generation.stop",
+                   absl::StrCat(generation.stop_size(), " strings exceed the limit ", kMaxStops));
+  }
+  if (generation.stop_size() > 0 && model.tokenizer == nullptr) {
+    violations.Add("generation.stop",
+                   absl::StrCat("model '", model.name, "' has no text: ", model.tokenizer_note));
+  }
+  for (int i = 0; i < generation.stop_size(); ++i) {
+    const size_t bytes = generation.stop(i).size();
+    if (bytes < 1 || bytes > 256) {
+      violations.Add(absl::StrCat("generation.stop[", i, "]"),
+                     absl::StrCat(bytes, " bytes are outside 1 to 256"));
+    }
+  }
+}
+
+void CheckDelivery(const v1::Delivery& delivery, Violations& violations) {
+  if (delivery.dtype() != v1::DATA_TYPE_UNSPECIFIED && delivery.dtype() != v1::DATA_TYPE_FP32 &&
+      delivery.dtype() != v1::DATA_TYPE_FP16) {
+    violations.Add("delivery.dtype",
+                   absl::StrCat(static_cast<int>(delivery.dtype()), " is neither FP32 nor FP16"));
+  }
+  const int32_t chunk = delivery.max_chunk_bytes();
+  if (chunk != 0 && (chunk < (1 << 10) || chunk > (1 << 20))) {
+    violations.Add("delivery.max_chunk_bytes", absl::StrCat(chunk, " is outside 1024 to 1048576"));
+  }
+}
+
+void CheckLabels(const v1::PredictRequest& request, Violations& violations) {
+  if (request.labels_size() > kMaxLabels) {
+    violations.Add("labels", absl::StrCat(request.labels_size(), " exceed the limit ", kMaxLabels));
+  }
+  for (const auto& [name, value] : request.labels()) {
+    if (name.empty() || name.size() > 64 || value.size() > 256) {
+      violations.Add("labels",
+                     absl::StrCat("a name of ", name.size(), " and a value of ", value.size(),
+                                  " bytes exceed the limits 1 to 64 and 256"));
+    }
+  }
+}
+
+void CheckEnvelope(const v1::PredictRequest& request, Violations& violations) {
+  if (request.request_id().size() > 128 || !IsPrintable(request.request_id())) {
+    violations.Add("request_id", "more than 128 characters, or not printable ASCII");
+  }
+  if (request.explanations_size() > kMaxExplanations) {
+    violations.Add("explanations", absl::StrCat(request.explanations_size(), " exceed the limit ",
+                                                kMaxExplanations));
+  }
+  CheckLabels(request, violations);
+  CheckDelivery(request.delivery(), violations);
+}
+
+// ---- the input ----
+
+v1::Token ToProto(const model::Token& token) {
+  v1::Token out;
+  out.set_id(token.id);
+  out.set_piece(token.piece);
+  out.set_begin_byte(token.begin_byte);
+  out.set_end_byte(token.end_byte);
+  out.set_special(token.special);
+  out.set_partial(token.partial);
+  return out;
+}
+
+void CheckLength(size_t tokens, const std::string& field, const ServedModel& model, int32_t limit,
+                 Violations& violations) {
+  if (tokens == 0) violations.Add(field, "no tokens; at least 1 is needed");
+  if (tokens > static_cast<size_t>(limit)) {
+    violations.Add(field,
+                   absl::StrCat(tokens, " tokens exceed model '", model.name, "' limit ", limit));
+  }
+}
+
+std::vector<v1::Token> ReadText(const std::string& text, const ServedModel& model,
+                                const AdmissionLimits& limits, Violations& violations) {
+  if (text.empty()) violations.Add("text", "empty; at least 1 byte is needed");
+  if (static_cast<int64_t>(text.size()) > limits.max_text_bytes) {
+    violations.Add("text",
+                   absl::StrCat(text.size(), " bytes exceed the limit ", limits.max_text_bytes));
+  }
+  if (model.tokenizer == nullptr) {
+    violations.Add("text", absl::StrCat("model '", model.name,
+                                        "' takes token_ids only: ", model.tokenizer_note));
+  }
+  if (!violations.empty()) return {};  // tokenising costs; not for a request that is refused anyway
+  auto encoded = model.tokenizer->Encode(text);
+  if (!encoded.ok()) {
+    violations.Add("text", std::string(encoded.status().message()));
+    return {};
+  }
+  CheckLength(encoded->size(), "text", model, limits.max_input_tokens, violations);
+  std::vector<v1::Token> tokens;
+  tokens.reserve(encoded->size());
+  for (const model::Token& token : *encoded) tokens.push_back(ToProto(token));
+  return tokens;
+}
+
+std::vector<v1::Token> ReadIds(const v1::TokenIds& ids, const ServedModel& model,
+                               const AdmissionLimits& limits, Violations& violations) {
+  CheckLength(ids.ids_size(), "token_ids", model, limits.max_input_tokens, violations);
+  const int32_t vocabulary = model.model->config().vocabulary;
+  constexpr int kNamed = 10;  // of the wrong ids
+  int wrong = 0;
+  std::vector<v1::Token> tokens;
+  tokens.reserve(ids.ids_size());
+  for (int i = 0; i < ids.ids_size(); ++i) {
+    const int32_t id = ids.ids(i);
+    if (id < 0 || id >= vocabulary) {
+      if (++wrong <= kNamed) {
+        violations.Add(absl::StrCat("token_ids.ids[", i, "]"),
+                       absl::StrCat(id, " is outside 0 to ", vocabulary - 1));
+      }
+      continue;
+    }
+    v1::Token token;
+    token.set_id(id);
+    if (model.tokenizer != nullptr) {
+      token.set_piece(model.tokenizer->Piece(id));
+      token.set_special(model.tokenizer->IsSpecial(id));
+    }
+    tokens.push_back(std::move(token));
+  }
+  if (wrong > kNamed)
+    violations.Add("token_ids.ids", absl::StrCat(wrong - kNamed, " more are outside"));
+  return tokens;
+}
+
+std::vector<v1::Token> ReadInput(const v1::PredictRequest& request, const ServedModel& model,
+                                 const AdmissionLimits& limits, Violations& violations) {
+  switch (request.input_case()) {
+    case v1::PredictRequest::kText:
+      return ReadText(request.text(), model, limits, violations);
+    case v1::PredictRequest::kTokenIds:
+      return ReadIds(request.token_ids(), model, limits, violations);
+    case v1::PredictRequest::INPUT_NOT_SET:
+      break;
+  }
+  violations.Add("input", "neither text nor token_ids is given");
+  return {};
+}
+
+// ---- explanations ----
+
+void CheckId(const std::string& id, const std::string& field, std::set<std::string>& seen,
+             Violations& violations) {
+  const bool plain = std::all_of(id.begin(), id.end(), [](unsigned char c) {
+    return std::isalnum(c) || c == '_' || c == '.' || c == '-';
+  });
+  if (!plain || id.size() > 64) {
+    violations.Add(field, "more than 64 characters, or others than letters, digits, '_', '.', '-'");
+  } else if (!seen.insert(id).second) {
+    violations.Add(field,
+                   absl::StrCat("'", id, "' is the id of an earlier explanation; ids must differ"));
+  }
+}
+
+std::optional<int32_t> CheckTokenId(int32_t id, const ServedModel& model, const std::string& field,
+                                    Violations& violations) {
+  const int32_t vocabulary = model.model->config().vocabulary;
+  if (id >= 0 && id < vocabulary) return id;
+  violations.Add(field, absl::StrCat(id, " is outside 0 to ", vocabulary - 1));
+  return std::nullopt;
+}
+
+std::optional<int32_t> CheckTokenText(const std::string& text, const ServedModel& model,
+                                      const std::string& field, Violations& violations) {
+  if (model.tokenizer == nullptr) {
+    violations.Add(field,
+                   absl::StrCat("model '", model.name, "' has no text: ", model.tokenizer_note));
+    return std::nullopt;
+  }
+  if (text.empty() || text.size() > 1024) {
+    violations.Add(field, absl::StrCat(text.size(), " bytes are outside 1 to 1024"));
+    return std::nullopt;
+  }
+  const auto encoded = model.tokenizer->Encode(text, /*add_special_tokens=*/false);
+  if (encoded.ok() && encoded->size() == 1) return encoded->front().id;
+  violations.Add(field,
+                 encoded.ok()
+                     ? absl::StrCat("is ", encoded->size(), " tokens (",
+                                    absl::StrJoin(*encoded, " ",
+                                                  [](std::string* out, const model::Token& token) {
+                                                    absl::StrAppend(out, "'", token.piece, "'");
+                                                  })
+                                        .substr(0, 200),
+                                    "); a target is exactly one. A leading space often matters")
+                     : std::string(encoded.status().message()));
+  return std::nullopt;
+}
+
+void ResolveTarget(const v1::Target& target, int64_t tokens, const ServedModel& model,
+                   const std::string& field, PlannedExplanation& planned, Violations& violations) {
+  const int64_t position = target.has_position() ? target.position() : -1;
+  const int64_t from_start = position < 0 ? position + tokens : position;
+  if (from_start < 0 || from_start >= tokens) {
+    violations.Add(field + ".position",
+                   absl::StrCat(position, " is outside the ", tokens, " tokens of the input"));
+  }
+  planned.position = static_cast<int32_t>(from_start);
+  switch (target.output_case()) {
+    case v1::Target::kTokenId:
+      planned.token = CheckTokenId(target.token_id(), model, field + ".token_id", violations);
+      break;
+    case v1::Target::kText:
+      planned.token = CheckTokenText(target.text(), model, field + ".text", violations);
+      break;
+    case v1::Target::OUTPUT_NOT_SET:
+      break;
+  }
+  switch (target.contrast_case()) {
+    case v1::Target::kContrastTokenId:
+      planned.contrast_token =
+          CheckTokenId(target.contrast_token_id(), model, field + ".contrast_token_id", violations);
+      break;
+    case v1::Target::kContrastText:
+      planned.contrast_token =
+          CheckTokenText(target.contrast_text(), model, field + ".contrast_text", violations);
+      break;
+    case v1::Target::CONTRAST_NOT_SET:
+      break;
+  }
+  if (planned.token.has_value() && planned.token == planned.contrast_token) {
+    violations.Add(field, absl::StrCat("target and contrast are the same token ", *planned.token));
+  }
+}
+
+std::vector<PlannedExplanation> PlanExplanations(const v1::PredictRequest& request, int64_t tokens,
+                                                 const ServedModel& model, Violations& violations) {
+  std::vector<PlannedExplanation> planned;
+  std::set<std::string> seen;
+  const int count = std::min(request.explanations_size(), kMaxExplanations);
+  for (int i = 0; i < count; ++i) {
+    const std::string field = absl::StrCat("explanations[", i, "]");
+    PlannedExplanation& explanation = planned.emplace_back();
+    explanation.options = request.explanations(i);
+    const absl::string_view name = explain::MethodName(explanation.options);
+    explanation.method = explain::FindMethod(name);
+    if (explanation.method == nullptr) {
+      violations.Add(
+          field + ".method",
+          absl::StrCat("none given; there are: ",
+                       absl::StrJoin(explain::AllMethods(), ", ",
+                                     [](std::string* out, const explain::Method* method) {
+                                       absl::StrAppend(out, method->name());
+                                     })));
+      continue;
+    }
+    if (explanation.options.id().empty()) explanation.options.set_id(std::string(name));
+    CheckId(explanation.options.id(), field + ".id", seen, violations);
+    if (tokens == 0) continue;  // the input's own violation says enough
+    ResolveTarget(explanation.options.target(), tokens, model, field + ".target", explanation,
+                  violations);
+    explanation.method->Validate(explanation.options, model.model->config(), tokens,
+                                 absl::StrCat(field, ".", name), violations);
+  }
+  if (!violations.empty()) return {};
+  const v1::DataType dtype = request.delivery().dtype() == v1::DATA_TYPE_UNSPECIFIED
+                                 ? v1::DATA_TYPE_FP32
+                                 : request.delivery().dtype();
+  for (PlannedExplanation& explanation : planned) {
+    explanation.plan =
+        explanation.method->MakePlan(explanation.options, model.model->config(), tokens, dtype);
+  }
+  return planned;
+}
+
+// Explanations of one call run one after the other, so the largest counts, on top of the trace.
+v1::CostEstimate Estimate(const std::vector<PlannedExplanation>& explanations, int64_t tokens,
+                          const model::ModelConfig& config) {
+  v1::CostEstimate estimate;
+  if (explanations.empty()) return estimate;
+  int64_t largest = 0;
+  for (const PlannedExplanation& explanation : explanations) {
+    for (const v1::TensorInfo& tensor : explanation.plan.tensors) {
+      estimate.set_result_bytes(estimate.result_bytes() + tensor.total_bytes());
+    }
+    largest = std::max(largest, explanation.plan.memory_bytes);
+  }
+  estimate.set_memory_bytes(largest + model::SequenceTrace::Bytes(config, tokens));
+  return estimate;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Call>> Admission::Admit(v1::PredictRequest request,
+                                                       absl::Time arrival, absl::Time deadline,
+                                                       std::string request_id,
+                                                       std::shared_ptr<ResultStream> results,
+                                                       std::string* model_name) const {
+  ASSIGN_OR_RETURN(std::shared_ptr<const ServedModel> model, repository_->Find(request.model()));
+  *model_name = model->name;
+
+  Violations violations;
+  CheckEnvelope(request, violations);
+  CheckSampling(request.generation(), limits_.max_tokens, violations);
+  CheckStops(request.generation(), *model, violations);
+  const absl::Time begin = clock_->Now();
+  const std::vector<v1::Token> tokens = ReadInput(request, *model, limits_, violations);
+  const absl::Duration tokenize = clock_->Now() - begin;
+
+  auto call = std::make_unique<Call>();
+  call->explanations =
+      PlanExplanations(request, static_cast<int64_t>(tokens.size()), *model, violations);
+  RETURN_IF_ERROR(violations.ToStatus());
+
+  const v1::CostEstimate estimate =
+      Estimate(call->explanations, static_cast<int64_t>(tokens.size()), model->model->config());
+  if (estimate.memory_bytes() > budget_->total()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("explanations: an estimate of ", estimate.memory_bytes(),
+                     " bytes exceeds the server's budget of ", budget_->total(),
+                     "; ask for rows TARGET, fewer layers or channels, or a shorter input"));
+  }
+  std::optional<MemoryBudget::Reservation> memory = budget_->Reserve(estimate.memory_bytes());
+  if (!memory.has_value()) {
+    return WithRetryInfo(absl::ResourceExhaustedError(absl::StrCat(
+                             "explanations: ", estimate.memory_bytes(), " bytes are needed and ",
+                             budget_->free(), " of ", budget_->total(), " are free")),
+                         absl::Seconds(1));
+  }
+
+  call->request_id = std::move(request_id);
+  call->model = std::move(model);
+  call->memory = *std::move(memory);
+  call->in_flight = metrics_->Hold(observe::Metrics::Gauge::kCallsInFlight);
+  call->results = std::move(results);
+  call->timeline.arrival = arrival;
+  call->timeline.tokenize = tokenize;
+  call->deadline =
+      std::min(deadline == absl::InfiniteFuture() ? arrival + limits_.default_deadline : deadline,
+               arrival + limits_.max_deadline);
+  call->max_chunk_bytes = request.delivery().max_chunk_bytes() == 0
+                              ? kDefaultChunkBytes
+                              : request.delivery().max_chunk_bytes();
+  v1::Started& started = call->started;
+  started.set_model(call->model->name);
+  started.set_version(call->model->version);
+  started.set_digest(call->model->model->weights().digest());
+  for (const v1::Token& token : tokens) {
+    call->tokens.push_back(token.id());
+    *started.add_tokens() = token;
+  }
+  if (request.generation().return_logits()) {
+    *started.add_tensors() = explain::MakeTensorInfo(
+        "logits", {{"vocabulary", call->model->model->config().vocabulary, {}}},
+        v1::DATA_TYPE_FP32);
+  }
+  *started.mutable_estimate() = estimate;
+  call->request = std::move(request);
+  return call;
+}
+
+absl::StatusOr<v1::TokenizeResponse> Admission::Tokenize(const v1::TokenizeRequest& request,
+                                                         std::string* model_name) const {
+  ASSIGN_OR_RETURN(std::shared_ptr<const ServedModel> model, repository_->Find(request.model()));
+  *model_name = model->name;
+  Violations violations;
+  AdmissionLimits limits = limits_;
+  limits.max_input_tokens = std::numeric_limits<int32_t>::max();  // bounded by its bytes
+  v1::TokenizeResponse response;
+  if (request.text().empty() && model->tokenizer != nullptr) return response;
+  for (v1::Token& token : ReadText(request.text(), *model, limits, violations)) {
+    *response.add_tokens() = std::move(token);
+  }
+  RETURN_IF_ERROR(violations.ToStatus());
+  return response;
+}
+
+}  // namespace mambascope::serving

@@ -1,0 +1,164 @@
+#include "server/serving/model_repository.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "server/base/status.h"
+
+namespace mambascope::serving {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool IsVersion(const std::string& text) {
+  int64_t number = 0;
+  return absl::SimpleAtoi(text, &number) && number >= 0;
+}
+
+// Names travel in `name@version` and in labels, so they are plain.
+bool IsPlainName(const std::string& name) {
+  return !name.empty() && name.size() <= 128 &&
+         std::all_of(name.begin(), name.end(), [](unsigned char c) {
+           return std::isalnum(c) || c == '-' || c == '_' || c == '.';
+         });
+}
+
+absl::StatusOr<std::vector<ModelSource>> ListRepository(const std::string& folder) {
+  std::vector<ModelSource> sources;
+  std::error_code error;
+  for (const auto& model : fs::directory_iterator(folder, error)) {
+    if (!model.is_directory()) continue;
+    std::error_code inner;
+    for (const auto& version : fs::directory_iterator(model.path(), inner)) {
+      if (!version.is_directory() || !IsVersion(version.path().filename())) continue;
+      sources.push_back({model.path().filename(), version.path().filename(), version.path()});
+    }
+  }
+  if (error) {
+    return absl::NotFoundError(absl::StrCat("model_repository '", folder, "': ", error.message()));
+  }
+  if (sources.empty()) {
+    return absl::NotFoundError(absl::StrCat(
+        "model_repository '", folder, "': no <model>/<version>/ folders with numeric versions"));
+  }
+  return sources;
+}
+
+absl::Status Annotate(const ModelSource& source, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat("model '", source.name, "' in '", source.folder,
+                                                  "': ", status.message()));
+}
+
+absl::StatusOr<std::shared_ptr<const ServedModel>> LoadOne(const ModelSource& source) {
+  const absl::Time begin = absl::Now();
+  auto served = std::make_shared<ServedModel>();
+  served->name = source.name;
+  served->version = source.version;
+  auto loaded = model::MambaModel::Load(source.folder);
+  if (!loaded.ok()) return Annotate(source, loaded.status());
+  served->model = *std::move(loaded);
+
+  const fs::path tokenizer = fs::path(source.folder) / "tokenizer.json";
+  if (!fs::exists(tokenizer)) {
+    served->tokenizer_note = "it has no tokenizer.json";
+  } else if (auto read = model::Tokenizer::Load(tokenizer); read.ok()) {
+    served->tokenizer = *std::move(read);
+  } else if (absl::IsUnimplemented(read.status())) {
+    served->tokenizer_note = "this server was built without the tokenizer";
+  } else {
+    return Annotate(source, read.status());
+  }
+  const int32_t vocabulary = served->model->config().vocabulary;
+  if (served->tokenizer != nullptr && served->tokenizer->vocabulary_size() > vocabulary) {
+    return Annotate(source, absl::InvalidArgumentError(absl::StrCat(
+                                "tokenizer.json: ", served->tokenizer->vocabulary_size(),
+                                " tokens exceed the model's vocab_size ", vocabulary)));
+  }
+  served->load_seconds = absl::ToDoubleSeconds(absl::Now() - begin);
+  return served;
+}
+
+// Newest first: by number where both are numbers.
+bool IsNewer(const std::string& a, const std::string& b) {
+  int64_t left = 0, right = 0;
+  if (absl::SimpleAtoi(a, &left) && absl::SimpleAtoi(b, &right)) return left > right;
+  return a > b;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelSource> ParseModelSource(const std::string& text) {
+  ModelSource source;
+  const size_t equals = text.find('=');
+  source.folder = equals == std::string::npos ? text : text.substr(equals + 1);
+  const fs::path folder = fs::path(source.folder).lexically_normal();
+  const fs::path leaf = folder.has_filename() ? folder : folder.parent_path();  // "a/b/" is a/b
+  const bool in_version = IsVersion(leaf.filename());
+  source.version = in_version ? leaf.filename().string() : "1";
+  if (equals != std::string::npos) {
+    source.name = text.substr(0, equals);
+  } else {
+    source.name = in_version ? leaf.parent_path().filename() : leaf.filename();
+  }
+  if (source.folder.empty() || !IsPlainName(source.name)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "model '", text, "': give name=DIR; names are letters, digits, '-', '_', '.'"));
+  }
+  return source;
+}
+
+absl::StatusOr<std::unique_ptr<const ModelRepository>> ModelRepository::Load(
+    const std::vector<std::string>& sources, const std::string& repository_folder) {
+  std::vector<ModelSource> all;
+  for (const std::string& text : sources) {
+    ASSIGN_OR_RETURN(all.emplace_back(), ParseModelSource(text));
+  }
+  if (!repository_folder.empty()) {
+    ASSIGN_OR_RETURN(std::vector<ModelSource> listed, ListRepository(repository_folder));
+    all.insert(all.end(), listed.begin(), listed.end());
+  }
+  if (all.empty()) {
+    return absl::InvalidArgumentError("no model: give --model name=DIR or --model_repository DIR");
+  }
+  auto repository = std::make_unique<ModelRepository>();
+  for (const ModelSource& source : all) {
+    ASSIGN_OR_RETURN(auto served, LoadOne(source));
+    for (const auto& other : repository->models_) {
+      if (other->name == served->name && other->version == served->version) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("model '", source.name, "@", source.version, "' is given twice"));
+      }
+    }
+    repository->models_.push_back(std::move(served));
+  }
+  std::sort(repository->models_.begin(), repository->models_.end(),
+            [](const auto& a, const auto& b) {
+              return a->name != b->name ? a->name < b->name : IsNewer(a->version, b->version);
+            });
+  return repository;
+}
+
+absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRepository::Find(
+    absl::string_view name) const {
+  const size_t at = name.find('@');
+  const absl::string_view base = name.substr(0, at);
+  const absl::string_view version = at == absl::string_view::npos ? "" : name.substr(at + 1);
+  for (const auto& served : models_) {
+    if (served->name == base && (at == absl::string_view::npos || served->version == version)) {
+      return served;
+    }
+  }
+  const std::string existing =
+      absl::StrJoin(models_, ", ", [](std::string* out, const auto& served) {
+        absl::StrAppend(out, served->name, "@", served->version);
+      });
+  return absl::NotFoundError(
+      absl::StrCat("model '", name.substr(0, 256), "' is not served; there is: ", existing));
+}
+
+}  // namespace mambascope::serving
