@@ -15,7 +15,7 @@ namespace {
 
 // Tokens whose delta, delta x and y wait in the first-level cache between the three loops below,
 // and whose rows of B and C stay there for all channels of the task.
-constexpr int64_t kChunkTokens = 64;
+constexpr int64_t kChunkTokens = 16;
 constexpr int64_t kMaxStates = 256;
 constexpr size_t kMaxLanes = HWY_MAX_BYTES / sizeof(float);
 
@@ -37,23 +37,70 @@ HWY_INLINE void StoreLanes(Vec v, F32 d, float* p, size_t count) {
   kAllLanes ? hn::StoreU(v, d, p) : StorePart(v, d, p, count);
 }
 
-// y of tokens [0, tokens) of the scratch; B and C point at the first one's row.
-// The sum over states is taken in two halves, even and odd, which do not wait for each other.
-void Recur(const ScanInputs& in, const float* B, const float* C, int64_t tokens, Scratch& s) {
+// The rows of a chunk lie kilobytes apart, one cache line of each for a register of channels, which
+// no hardware prefetcher follows: while one register's recurrence runs, the next one's lines are
+// fetched, into the second-level cache because such a stride meets few sets of the first. 15.5 ->
+// TODO
+struct NextRegister {
+  const float *dt, *x, *z;
+  float* gated;
+  int64_t stride, z_stride;
+  HWY_INLINE void Prefetch(int64_t token) const {
+    __builtin_prefetch(dt + token * stride, /*write=*/0, /*second level*/ 2);
+    __builtin_prefetch(x + token * stride, 0, 2);
+    __builtin_prefetch(z + token * z_stride, 0, 2);
+    __builtin_prefetch(gated + token * stride, /*write=*/1, 2);
+  }
+};
+
+// One token's effect on one state: state -> decay * state + drive * B.
+HWY_INLINE Vec Advance(F32 d, Vec delta, Vec drive, const float* A, float B, Vec state) {
+  const Vec decay = Exp2NonPositive(d, hn::Mul(delta, hn::Load(d, A)));
+  return hn::MulAdd(decay, state, hn::Mul(drive, hn::Set(d, B)));
+}
+
+// y and the states of the tokens in the scratch; B and C point at the first one's row. The sum over
+// states is taken in two halves, even and odd, which do not wait for each other.
+void Recur(const ScanInputs& in, const float* B, const float* C, int64_t tokens,
+           const NextRegister& next, Scratch& s) {
   const F32 d;
   for (int64_t i = 0; i < tokens; ++i, B += in.bc_stride, C += in.bc_stride) {
+    next.Prefetch(i);
     const Vec delta = hn::Load(d, s.delta[i]), drive = hn::Load(d, s.drive[i]);
     Vec even = hn::Zero(d), odd = hn::Zero(d);
     for (int64_t n = 0; n < in.d_state; ++n) {
-      const Vec decay = Exp2NonPositive(d, hn::Mul(delta, hn::Load(d, s.A[n])));
-      const Vec state =
-          hn::MulAdd(decay, hn::Load(d, s.state[n]), hn::Mul(drive, hn::Set(d, B[n])));
+      const Vec state = Advance(d, delta, drive, s.A[n], B[n], hn::Load(d, s.state[n]));
       hn::Store(state, d, s.state[n]);
       Vec& y = n % 2 == 0 ? even : odd;
       y = hn::MulAdd(state, hn::Set(d, C[n]), y);
     }
     hn::Store(hn::Add(even, odd), d, s.y[i]);
   }
+}
+
+// The same for d_state = kStates, with the states in registers.
+template <int kStates>
+void RecurInRegisters(const ScanInputs& in, const float* B, const float* C, int64_t tokens,
+                      const NextRegister& next, Scratch& s) {
+  const F32 d;
+  Vec state[kStates];
+#pragma GCC unroll 16
+  for (int n = 0; n < kStates; ++n) state[n] = hn::Load(d, s.state[n]);
+  for (int64_t i = 0; i < tokens; ++i, B += in.bc_stride, C += in.bc_stride) {
+    next.Prefetch(i);
+    const Vec delta = hn::Load(d, s.delta[i]), drive = hn::Load(d, s.drive[i]);
+    Vec even = hn::Zero(d), odd = hn::Zero(d);
+#pragma GCC unroll 16
+    for (int n = 0; n < kStates; n += 2) {
+      state[n] = Advance(d, delta, drive, s.A[n], B[n], state[n]);
+      even = hn::MulAdd(state[n], hn::Set(d, C[n]), even);
+      state[n + 1] = Advance(d, delta, drive, s.A[n + 1], B[n + 1], state[n + 1]);
+      odd = hn::MulAdd(state[n + 1], hn::Set(d, C[n + 1]), odd);
+    }
+    hn::Store(hn::Add(even, odd), d, s.y[i]);
+  }
+#pragma GCC unroll 16
+  for (int n = 0; n < kStates; ++n) hn::Store(state[n], d, s.state[n]);
 }
 
 template <bool kAllLanes>
@@ -73,7 +120,24 @@ void ScanRegister(const ScanInputs& in, const ScanOutputs& out, int64_t channel,
     hn::Store(delta, d, s.delta[i]);
     hn::Store(hn::Mul(delta, LoadLanes<kAllLanes>(d, in.x + at, count)), d, s.drive[i]);
   }
-  Recur(in, in.B + begin * in.bc_stride, in.C + begin * in.bc_stride, tokens, s);
+  const int64_t after = begin * D + std::min(channel + static_cast<int64_t>(count), D - 1);
+  const NextRegister next{in.dt + after,
+                          in.x + after,
+                          in.z + begin * in.z_stride + (after - begin * D),
+                          out.gated + after,
+                          D,
+                          in.z_stride};
+  const float *B = in.B + begin * in.bc_stride, *C = in.C + begin * in.bc_stride;
+  switch (in.d_state) {
+    case 16:
+      RecurInRegisters<16>(in, B, C, tokens, next, s);
+      break;
+    case 8:
+      RecurInRegisters<8>(in, B, C, tokens, next, s);
+      break;
+    default:
+      Recur(in, B, C, tokens, next, s);
+  }
   const Vec skip = LoadLanes<kAllLanes>(d, in.D + channel, count);
   for (int64_t i = 0; i < tokens; ++i) {
     const int64_t at = (begin + i) * D + channel;
