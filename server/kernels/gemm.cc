@@ -133,7 +133,6 @@ template <int64_t kRows>
 void RowsOf(ConstMatrix x, ConstMatrix w, const float* bias, BlockLengths block, int64_t begin,
             int64_t end, Matrix y) {
   constexpr int64_t kGroups = Groups(kRows), kColumns = kGroups * kLanes;
-  const F32 d;
   HWY_ALIGN float sum[kRows * kColumns];
   const auto panel = [&]<int64_t kPanelGroups>(int64_t n, int64_t first_column) HWY_ATTR {
     constexpr int64_t kPanel = kPanelGroups * kLanes;
@@ -156,7 +155,6 @@ void RowsOf(ConstMatrix x, ConstMatrix w, const float* bias, BlockLengths block,
   for (; n + kColumns <= end; n += kColumns) panel.template operator()<kGroups>(n, n);
   // What is left is computed with neighbours that fill the register; only its own columns are kept.
   for (; n < end; n += kLanes) panel.template operator()<1>(std::min(n, w.rows - kLanes), n);
-  (void)d;
 }
 
 template <int64_t kRows>
@@ -172,9 +170,10 @@ bool FewRows(ConstMatrix x, ConstMatrix w, const float* bias, BlockLengths block
              int64_t end, Matrix y) {
   // Panels that stay in the second-level cache while the next rows of x pass over them.
   constexpr int64_t kPanel = 4 * kLanes;
+  const int64_t passes = (x.rows + kMostRows - 1) / kMostRows;
   for (int64_t n = begin; n < end; n += kPanel) {
-    for (int64_t m = 0; m < x.rows; m += kMostRows) {
-      const int64_t rows = std::min(kMostRows, x.rows - m);
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      const int64_t m = x.rows * pass / passes, rows = x.rows * (pass + 1) / passes - m;
       Rows<kMostRows>({x.data + m * x.stride, rows, x.cols, x.stride}, w, bias, block, n,
                       std::min(n + kPanel, end), {y.data + m * y.stride, rows, y.cols, y.stride});
     }

@@ -1,0 +1,219 @@
+// The kernels at the sizes of mamba-130m (d_model 768, d_inner 1536, d_state 16, dt_rank 48).
+//   build/bin/kernels_bench [--benchmark_filter=Scan] [--benchmark_repetitions=5]
+// Counters: FLOP/s counts a multiply-add as two; B/s counts each weight once; exp_ns is the time
+// one exponential takes on all threads together. Argument `threads` is the pool's size.
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "server/base/thread_pool.h"
+#include "server/kernels/causal_conv1d.h"
+#include "server/kernels/gemm.h"
+#include "server/kernels/gemm_parts.h"
+#include "server/kernels/rms_norm.h"
+#include "server/kernels/selective_scan.h"
+
+namespace mambascope::kernels {
+namespace {
+
+using benchmark::Counter;
+using benchmark::State;
+
+std::vector<float> Random(int64_t count, float low = -1, float high = 1) {
+  std::minstd_rand bits(1);
+  std::uniform_real_distribution<float> value(low, high);
+  std::vector<float> numbers(count);
+  for (float& number : numbers) number = value(bits);
+  return numbers;
+}
+
+constexpr int64_t kDModel = 768, kDInner = 1536, kDState = 16, kDtRank = 48;
+
+// x w^T for `rows` tokens. Weights of several layers, 200 MB, are used in turn, as in a decode:
+// none is in a cache when its turn comes.
+void Gemm(State& state, bool cold, bool own) {
+  const int64_t M = state.range(0), N = state.range(1), K = state.range(2);
+  ThreadPool pool(static_cast<int>(state.range(3)));
+  const int64_t layers = cold ? std::max<int64_t>(1, 50'000'000 / (N * K)) : 1;
+  const std::vector<float> x = Random(M * K), w = Random(layers * N * K);
+  std::vector<float> y(M * N);
+  int64_t layer = 0;
+  for (auto _ : state) {
+    const ConstMatrix weights{w.data() + layer++ % layers * N * K, N, K, K};
+    const ConstMatrix rows{x.data(), M, K, K};
+    const Matrix out{y.data(), M, N, N};
+    if (own) {
+      Linear(pool, rows, weights, nullptr, out);
+    } else {
+      BlisLinear(rows, weights, out);
+    }
+    benchmark::ClobberMemory();
+  }
+  const auto rate = Counter::kIsIterationInvariantRate;
+  state.counters["FLOP/s"] = Counter(2.0 * M * N * K, rate);
+  state.counters["B/s"] = Counter(4.0 * N * K, rate, Counter::kIs1024);
+}
+void Linear(State& state) { Gemm(state, /*cold=*/false, /*own=*/true); }
+void LinearColdWeights(State& state) { Gemm(state, /*cold=*/true, /*own=*/true); }
+void BlisColdWeights(State& state) { Gemm(state, /*cold=*/true, /*own=*/false); }
+
+// How fast this machine reads memory at all: the limit of a decode.
+void ReadMemory(State& state) {
+  ThreadPool pool(static_cast<int>(state.range(0)));
+  const std::vector<float> numbers = Random(50'000'000);
+  std::vector<float> sums(64 * 16);
+  for (auto _ : state) {
+    pool.Split(static_cast<int64_t>(numbers.size()), 4096, [&](int64_t begin, int64_t end) {
+      float sum[64] = {};
+      for (int64_t i = begin; i + 64 <= end; i += 64) {
+        for (int64_t lane = 0; lane < 64; ++lane) sum[lane] += numbers[i + lane];
+      }
+      for (float s : sum) sums[begin % 64] += s;
+    });
+    benchmark::ClobberMemory();
+  }
+  state.counters["B/s"] =
+      Counter(4.0 * numbers.size(), Counter::kIsIterationInvariantRate, Counter::kIs1024);
+}
+
+void Scan(State& state) {
+  const int64_t tokens = state.range(0), sequences = state.range(1), d_state = state.range(2);
+  ThreadPool pool(static_cast<int>(state.range(3)));
+  const int64_t all = tokens * sequences, bc_stride = kDtRank + 2 * d_state;
+  const std::vector<float> x = Random(all * kDInner), dt = Random(all * kDInner, -6, 1);
+  const std::vector<float> z = Random(all * 2 * kDInner), A = Random(d_state * kDInner, -16, -1);
+  const std::vector<float> bc = Random(all * bc_stride), D = Random(kDInner);
+  std::vector<float> gated(all * kDInner), ssm_state(sequences * d_state * kDInner);
+  std::vector<int32_t> seq_start;
+  std::vector<float*> states;
+  for (int64_t s = 0; s <= sequences; ++s) seq_start.push_back(static_cast<int32_t>(s * tokens));
+  for (int64_t s = 0; s < sequences; ++s) {
+    states.push_back(ssm_state.data() + s * d_state * kDInner);
+  }
+  const ScanInputs in{.d_inner = kDInner,
+                      .d_state = d_state,
+                      .x = x.data(),
+                      .dt = dt.data(),
+                      .z = z.data() + kDInner,
+                      .z_stride = 2 * kDInner,
+                      .A = A.data(),
+                      .B = bc.data() + kDtRank,
+                      .C = bc.data() + kDtRank + d_state,
+                      .bc_stride = bc_stride,
+                      .D = D.data(),
+                      .seq_start = seq_start};
+  for (auto _ : state) {
+    SelectiveScan(pool, in, {.gated = gated.data(), .y = nullptr, .ssm_state = states});
+    benchmark::ClobberMemory();
+  }
+  state.counters["exp_ns"] = Counter(1e-9 * all * kDInner * d_state,
+                                     Counter::kIsIterationInvariantRate | Counter::kInvert);
+}
+
+void Conv(State& state) {
+  const int64_t tokens = state.range(0);
+  ThreadPool pool(static_cast<int>(state.range(1)));
+  const std::vector<float> xz = Random(tokens * 2 * kDInner), weight = Random(4 * kDInner);
+  const std::vector<float> bias = Random(kDInner);
+  std::vector<float> x(tokens * kDInner), conv_state(3 * kDInner);
+  const std::vector<int32_t> seq_start = {0, static_cast<int32_t>(tokens)};
+  float* const states[] = {conv_state.data()};
+  for (auto _ : state) {
+    CausalConv1d(pool,
+                 {.x_in = xz.data(),
+                  .x_stride = 2 * kDInner,
+                  .channels = kDInner,
+                  .taps = 4,
+                  .weight = weight.data(),
+                  .bias = bias.data(),
+                  .seq_start = seq_start},
+                 {.x = x.data(), .conv_state = states});
+    benchmark::ClobberMemory();
+  }
+  const auto rate = Counter::kIsIterationInvariantRate;
+  state.counters["FLOP/s"] = Counter(8.0 * tokens * kDInner, rate);
+  state.counters["B/s"] = Counter(8.0 * tokens * kDInner, rate, Counter::kIs1024);
+}
+
+void Norm(State& state) {
+  const int64_t rows = state.range(0);
+  ThreadPool pool(static_cast<int>(state.range(1)));
+  const std::vector<float> h = Random(rows * kDModel), weight = Random(kDModel);
+  std::vector<float> u(rows * kDModel);
+  for (auto _ : state) {
+    RmsNorm(pool, h.data(), weight.data(), 1e-5f, rows, kDModel, u.data());
+    benchmark::ClobberMemory();
+  }
+  state.counters["B/s"] =
+      Counter(8.0 * rows * kDModel, Counter::kIsIterationInvariantRate, Counter::kIs1024);
+}
+
+// A Run that computes nothing: what each kernel of a decoding step pays for its threads.
+void EmptyRun(State& state) {
+  ThreadPool pool(static_cast<int>(state.range(0)));
+  for (auto _ : state) pool.Run(state.range(0), [](int64_t) {});
+}
+
+void PrefillSizes(benchmark::internal::Benchmark* bench) {
+  for (const int64_t threads : {1, 2}) {
+    for (const int64_t rows : {16, 24, 32, 48, 64, 128, 512, 1024}) {
+      bench->Args({rows, 2 * kDInner, kDModel, threads});  // in_proj
+    }
+    bench->Args({1024, kDModel, kDInner, threads});                // out_proj
+    bench->Args({1024, kDtRank + 2 * kDState, kDInner, threads});  // x_proj
+    bench->Args({1024, kDInner, kDtRank, threads});                // dt_proj
+  }
+}
+void DecodeSizes(benchmark::internal::Benchmark* bench) {
+  for (const int64_t threads : {1, 2}) {
+    for (const int64_t rows : {1, 2, 4, 8, 16}) {
+      bench->Args({rows, 2 * kDInner, kDModel, threads});
+    }
+    for (const int64_t rows : {1, 8}) {
+      bench->Args({rows, kDModel, kDInner, threads});
+      bench->Args({rows, kDtRank + 2 * kDState, kDInner, threads});
+      bench->Args({rows, kDInner, kDtRank, threads});
+      bench->Args({rows, 50280, kDModel, threads});  // the vocabulary head
+    }
+  }
+}
+
+// One thread's rates are of its CPU time, so that a busy machine does not disturb them; those of
+// two threads are of the wall clock.
+BENCHMARK(Linear)->Apply(PrefillSizes)->ArgNames({"M", "N", "K", "threads"});
+BENCHMARK(LinearColdWeights)->Apply(DecodeSizes)->ArgNames({"M", "N", "K", "threads"});
+BENCHMARK(BlisColdWeights)
+    ->ArgsProduct({{1, 8, 16}, {2 * kDInner}, {kDModel}, {1}})
+    ->ArgNames({"M", "N", "K", "threads"});
+BENCHMARK(ReadMemory)->Arg(1)->Arg(2)->ArgName("threads");
+BENCHMARK(Scan)
+    ->Args({1024, 1, 16, 1})
+    ->Args({1024, 1, 16, 2})
+    ->Args({1024, 1, 8, 1})
+    ->Args({1024, 1, 64, 1})
+    ->Args({64, 1, 8, 1})
+    ->Args({64, 1, 16, 1})
+    ->Args({1, 1, 16, 1})
+    ->Args({1, 8, 16, 2})
+    ->ArgNames({"tokens", "sequences", "d_state", "threads"});
+BENCHMARK(Conv)->ArgsProduct({{1, 1024}, {1, 2}})->ArgNames({"tokens", "threads"});
+BENCHMARK(Norm)->ArgsProduct({{1, 1024}, {1, 2}})->ArgNames({"rows", "threads"});
+BENCHMARK(EmptyRun)->Arg(1)->Arg(2)->ArgName("threads");
+
+}  // namespace
+}  // namespace mambascope::kernels
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  mambascope::ThreadPool pool(2);
+  const auto report = mambascope::kernels::CheckGemm(pool);
+  std::printf("%s, row-invariant: %s\n", report.implementation.c_str(),
+              report.row_invariant ? "yes" : "NO");
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}
