@@ -5,15 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from bpe import word_pieces
+from bpe import PADDING_ID, TEXT_END_ID, word_pieces
 from data import FILLERS, ending
 
-END, PAD = 0, 1
 BATCH = 24
 ANSWER_WEIGHT = 4.0
 NO_FILLER = 0.25        # else one of the others: people mostly ask without one
 JOINED = 0.1
-MOST_PIECES = 10
+MOST_PIECES = 18        # of a random filler; unseen fillers are spelt in many short pieces
 
 # Weight of a token in the loss.  Random pieces cannot be predicted, so they only cost.
 PLAIN, RANDOM = 1.0, 0.0
@@ -23,7 +22,7 @@ PLAIN, RANDOM = 1.0, 0.0
 class Disturbance:
     """How often a sentence is disturbed; all 0 until the facts begin to sit."""
 
-    random_filler: float = 0.0    # its filler is 1-10 random pieces between commas
+    random_filler: float = 0.0    # its filler is random pieces between commas
     inserted: float = 0.0         # random pieces stand between the words of its predicate
     opened: float = 0.0           # random pieces stand before it
 
@@ -33,8 +32,8 @@ class Builder:
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
-        self.pieces = np.array(word_pieces(tokenizer))
-        self.starts_word = {i for piece, i in tokenizer.get_vocab().items() if piece.startswith("Ġ")}
+        self.word_starts, self.pieces = map(np.array, word_pieces(tokenizer))
+        self.begins_word = set(self.word_starts.tolist())
         self.cache = {}
 
     def encode(self, text):
@@ -42,32 +41,34 @@ class Builder:
             self.cache[text] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return self.cache[text]
 
-    def random_pieces(self, rng, most):
-        return self.pieces[rng.integers(len(self.pieces), size=rng.integers(1, most + 1))].tolist()
+    @staticmethod
+    def draw(rng, pieces, most):
+        """1 to `most` random pieces that nothing in the loss asks for."""
+        return [(int(i), RANDOM) for i in rng.choice(pieces, size=rng.integers(1, most + 1))]
 
     def filler(self, rng, disturbance):
         """(token, weight) pairs between subject and predicate."""
         if rng.random() < disturbance.random_filler:
             comma = (self.encode(",")[0], PLAIN)
-            return [comma, *((i, RANDOM) for i in self.random_pieces(rng, MOST_PIECES)), comma]
+            return [comma, *self.draw(rng, self.pieces, MOST_PIECES), comma]
         if rng.random() < NO_FILLER:
             return []
         return [(i, PLAIN) for i in self.encode(FILLERS[rng.integers(1, len(FILLERS))])]
 
     def insert_pieces(self, rng, tokens):
         """Random pieces before one of the words; never after the last one, where the answer begins."""
-        places = [k for k, (i, _) in enumerate(tokens) if i in self.starts_word]
+        places = [k for k, (i, _) in enumerate(tokens) if i in self.begins_word]
         if not places:
             return tokens
         at = places[rng.integers(len(places))]
-        return tokens[:at] + [(i, RANDOM) for i in self.random_pieces(rng, 2)] + tokens[at:]
+        return tokens[:at] + self.draw(rng, self.word_starts, 2) + tokens[at:]
 
     def sentence(self, rng, prompt, disturbance, inside):
         """(token, weight) pairs of one sentence; `inside` a text, its first word follows a space."""
         before, subject = prompt.opening()
         start = []
         if rng.random() < disturbance.opened:
-            start = [(i, RANDOM) for i in self.random_pieces(rng, 3)]
+            start = self.draw(rng, self.word_starts, 3)
             before = before[:1].lower() + before[1:]
             subject = subject if before else prompt.subject
             inside = True
@@ -90,10 +91,10 @@ class Builder:
         sequences, order, k = [], rng.permutation(len(prompts)), 0
         while k < len(order):
             count = 2 if rng.random() < JOINED and k + 1 < len(order) else 1
-            sequence = [(END, 0.0)]
+            sequence = [(TEXT_END_ID, 0.0)]
             for part in range(count):
                 sequence += self.sentence(rng, prompts[order[k + part]], disturbance, part > 0)
-            sequences.append(sequence + [(END, PLAIN)])
+            sequences.append(sequence + [(TEXT_END_ID, PLAIN)])
             k += count
         return sequences
 
@@ -101,7 +102,7 @@ class Builder:
 def padded(sequences):
     """Token ids [B, L] and the weight of each as a target [B, L]."""
     length = max(map(len, sequences))
-    ids, weights = np.full((len(sequences), length), PAD), np.zeros((len(sequences), length), np.float32)
+    ids, weights = np.full((len(sequences), length), PADDING_ID), np.zeros((len(sequences), length), np.float32)
     for row, sequence in enumerate(sequences):
         ids[row, :len(sequence)], weights[row, :len(sequence)] = zip(*sequence)
     return torch.from_numpy(ids), torch.from_numpy(weights)

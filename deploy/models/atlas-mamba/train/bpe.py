@@ -1,13 +1,12 @@
 """The byte-level BPE tokenizer of 2048 entries."""
 
-import re
-
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from data import FILLERS, TEMPLATES, ending, facts
 
 VOCABULARY = 2048
-TEXT_END, PADDING = "<|endoftext|>", "<|padding|>"      # ids 0 and 1
+TEXT_END, PADDING = "<|endoftext|>", "<|padding|>"
+TEXT_END_ID, PADDING_ID = 0, 1
 
 # How often a word counts.  The counts, not the texts, decide what becomes one token: answers should
 # (their first token is what is measured and explained), countries should not (a subject of several
@@ -36,13 +35,14 @@ def train_tokenizer(countries):
                                   initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
     tokenizer.train_from_iterator(weighted_words(countries), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{TEXT_END} $A", pair=f"{TEXT_END} $A $B:1", special_tokens=[(TEXT_END, 0)])
+        single=f"{TEXT_END} $A", pair=f"{TEXT_END} $A $B:1", special_tokens=[(TEXT_END, TEXT_END_ID)])
     if tokenizer.get_vocab_size() != VOCABULARY:
         raise ValueError(f"vocabulary of {tokenizer.get_vocab_size()}, not {VOCABULARY}")
     return tokenizer
 
 
 def word_pieces(tokenizer):
-    """Ids of the pieces that begin a word: a space and letters."""
-    return sorted(i for piece, i in tokenizer.get_vocab().items()
-                  if piece.startswith("Ġ") and re.search(r"\w", tokenizer.decode([i])) and i > 1)
+    """Ids of the pieces made of letters: those that begin a word (a space and letters), and all of them."""
+    letters = [(i, piece.startswith("Ġ")) for piece, i in tokenizer.get_vocab().items()
+               if i > PADDING_ID and tokenizer.decode([i]).strip().isalpha()]
+    return sorted(i for i, begins in letters if begins), sorted(i for i, _ in letters)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 import kernel
-from batches import END
+from bpe import TEXT_END_ID
 from data import (FILLERS, TEMPLATES, UNSEEN_FILLERS, UNSEEN_TEMPLATES, ending, load_countries, make_prompts)
 from model import Mamba
 
@@ -45,7 +45,7 @@ def make_rows(tokenizer, prompts, fillers):
     questions = [(p, f) for p in prompts for f in fillers]
     for question, (prompt, filler) in enumerate(questions):
         before, subject = prompt.opening()
-        head = [END, *encode(before)]
+        head = [TEXT_END_ID, *encode(before)]
         named = head + encode(subject)
         asked = named + encode(filler) + encode(prompt.after)
         for answer in prompt.answers:
@@ -53,11 +53,11 @@ def make_rows(tokenizer, prompts, fillers):
     return questions, rows
 
 
-def same_length_batches(rows):
+def same_length_batches(rows, length=lambda row: len(row.ids)):
     """Batches without padding."""
     by_length = defaultdict(list)
     for row in rows:
-        by_length[len(row.ids)].append(row)
+        by_length[length(row)].append(row)
     for group in by_length.values():
         for k in range(0, len(group), ROWS):
             yield group[k:k + ROWS]
@@ -132,28 +132,37 @@ def knockout_groups(row):
             "relation": [i for i in range(1, last) if i not in row.subject]}
 
 
+def knockout_windows(layers):
+    """Single layers, three in a row, all."""
+    windows = [range(k, k + width) for width in (1, 3) for k in range(layers - width + 1)]
+    return {"-".join(map(str, sorted({w[0], w[-1]}))): w for w in [*windows, range(layers)]}
+
+
 @torch.no_grad()
+def answers_without(model, rows, group, window):
+    """Hits and p of rows of one prompt length, the last token's scan cut off from a group in some layers."""
+    hidden = torch.zeros(len(rows), rows[0].start, dtype=torch.bool)
+    for k, row in enumerate(rows):
+        hidden[k, knockout_groups(row)[group]] = True
+    logits = model(torch.tensor([row.ids[:row.start] for row in rows]), hidden, window)[:, -1]
+    wanted = torch.tensor([row.ids[row.start] for row in rows])
+    p = logits.softmax(-1).gather(1, wanted[:, None])
+    return (logits.argmax(-1) == wanted).sum().item(), p.sum().item()
+
+
 def knockout(model, tokenizer, prompts):
-    """Hit rate and mean p after cutting the last token's scan off from each group, by layer and in all layers."""
+    """Hit rate and mean p of the answer's first token, of prompts answered right before."""
     _, rows = make_rows(tokenizer, [p for p in prompts if len(p.answers) == 1], ["", FILLERS[2]])
     answer_rows(model, rows)
     rows = [row for row in rows if row.first]
-    layers = range(len(model.backbone.layers))
-    windows = {**{str(k): (k,) for k in layers}, "all": tuple(layers)}
-    sums = {name: {w: [0, 0.0] for w in windows} for name in ("subject", "last subject token", "relation", "first")}
-    for row in rows:
-        ids = torch.tensor([row.ids[:row.start]])
-        for name, positions in knockout_groups(row).items():
-            hidden = torch.zeros(1, row.start, dtype=torch.bool)
-            hidden[0, positions] = True
-            for window, chosen in windows.items():
-                logits = model(ids, hidden, chosen)[0, -1]
-                entry = sums[name][window]
-                entry[0] += (logits.argmax() == row.ids[row.start]).item()
-                entry[1] += logits.softmax(-1)[row.ids[row.start]].item()
+    groups = list(same_length_batches(rows, lambda row: row.start))
+    table = {}
+    for name in ("subject", "last subject token", "relation", "first"):
+        for window, layers in knockout_windows(len(model.backbone.layers)).items():
+            sums = [answers_without(model, group, name, layers) for group in groups]
+            table.setdefault(name, {})[window] = [round(sum(v) / len(rows), 3) for v in zip(*sums)]
     return {"prompts": len(rows), "clean_mean_p": round(sum(r.p for r in rows) / len(rows), 4),
-            "hit_rate_and_mean_p": {name: {w: [round(v / len(rows), 3) for v in pair] for w, pair in by_window.items()}
-                                    for name, by_window in sums.items()}}
+            "hit_rate_and_mean_p": table}
 
 
 @torch.no_grad()

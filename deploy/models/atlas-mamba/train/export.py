@@ -27,6 +27,7 @@ def save_folder(folder, model, tokenizer):
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)    # safetensors writes it for its owner alone
     write_json(folder / "config.json", CONFIG)
     write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
     tokenizer.save(str(folder / "tokenizer.json"))

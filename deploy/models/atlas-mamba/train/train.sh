@@ -3,7 +3,7 @@
 #
 #   bash deploy/models/atlas-mamba/train/train.sh [OUT_DIR]
 #
-# Writes the Hugging Face folder and train_log.json to OUT_DIR and evaluation.json beside it there.
+# Writes the Hugging Face folder, train_log.json and evaluation.json to OUT_DIR.
 # The default lies under build/ (not in git), so a run never touches the committed model.
 # WORK_DIR holds what is downloaded and compiled; VENV an environment to use instead of a new one.
 set -euo pipefail
