@@ -1,0 +1,166 @@
+#include "server/explain/reconstruction.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "server/base/array.h"
+#include "server/kernels/hidden_attention.h"
+
+namespace mambascope::explain {
+namespace {
+
+// fp32 sums of the same terms in another order: TOLERANCE_MEASURED
+constexpr float kTolerance = 1e-4f;
+
+// How many channels are compared in a layer, so that it costs a few percent of the layer's
+// explanation in all but tiny models. Maps are dearer: MeanMap works on 16 channels at a time even
+// when it is asked for one, and ChannelMaps writes as much as it computes.
+int64_t RowChannels(int64_t d_inner) { return std::clamp<int64_t>(d_inner / 48, 4, 32); }
+int64_t MapChannels(int64_t d_inner) { return std::clamp<int64_t>(d_inner / 384, 1, 4); }
+
+// sum_j map[j] v[j] over a row, in eight partial sums that fill registers.
+double Dot(const float* map, const float* v, int64_t count) {
+  std::array<double, 8> sums = {};
+  int64_t j = 0;
+  for (; j + 8 <= count; j += 8) {
+    for (int64_t k = 0; k < 8; ++k) {
+      sums[k] += static_cast<double>(map[j + k]) * static_cast<double>(v[j + k]);
+    }
+  }
+  double sum = 0;
+  for (; j < count; ++j) sum += static_cast<double>(map[j]) * static_cast<double>(v[j]);
+  for (const double part : sums) sum += part;
+  return sum;
+}
+
+}  // namespace
+
+Reconstruction::Reconstruction(const Subject& subject)
+    : subject_(subject),
+      d_inner_(subject.model->config().d_inner),
+      checked_(static_cast<int64_t>(subject.trace->checked_channels.size())) {}
+
+int64_t Reconstruction::MemoryBytes(const model::ModelConfig& config, int64_t prefix) {
+  const int64_t channels = RowChannels(config.d_inner);
+  return 4 * (prefix * (2 * channels + 16 + 4) + config.d_state * (channels + 64 * 16));
+}
+
+std::vector<int64_t> Reconstruction::Places(int32_t layer, int64_t count) const {
+  count = std::min(count, checked_);
+  std::vector<int64_t> places;
+  // Another start in every layer, so that few channels a layer still are many in all.
+  for (int64_t k = 0; k < count; ++k) places.push_back((k * checked_ / count + layer) % checked_);
+  return places;
+}
+
+float Reconstruction::Skip(int32_t layer, int64_t place) const {
+  return subject_.model->weights().layer(layer).D[subject_.trace->checked_channels[place]];
+}
+
+void Reconstruction::Error::Add(double rebuilt, double recorded) {
+  const double error = std::fabs(rebuilt - recorded);
+  // Whatever is not a number stays one: std::max would lose it.
+  if (!(error <= difference)) difference = std::isnan(difference) ? difference : error;
+  largest = std::max(largest, std::fabs(recorded));
+}
+
+void Reconstruction::Note(int32_t layer, const Error& error, int64_t channels, int64_t rows) {
+  errors_[layer] =
+      static_cast<float>(error.largest == 0 ? error.difference : error.difference / error.largest);
+  channels_ = channels;
+  rows_ = rows;
+}
+
+void Reconstruction::CheckMaps(int32_t layer, Maps maps, LayerAttention& attention,
+                               float* scratch) {
+  const int64_t tokens = attention.scan().tokens;
+  const auto& trace = subject_.trace->layers[layer];
+  const bool by_state = maps == Maps::kStates || maps == Maps::kDecays;
+  const std::vector<int64_t> places = Places(layer, by_state ? 1 : MapChannels(d_inner_));
+  Error error;
+  std::vector<float> input(tokens);
+  std::vector<double> rebuilt(tokens);
+  for (const int64_t place : places) {
+    const std::array<int32_t, 1> channel = {subject_.trace->checked_channels[place]};
+    const kernels::ScanParameters scan = attention.Channels(channel);
+    const auto x = [&](int64_t j) { return trace.x_checked[j * checked_ + place]; };
+    // rebuilt[i] += q[i] sum_j map[i, j] input[j]
+    const auto add_map = [&](const float* q, int64_t q_stride) {
+      subject_.pool->Split(tokens, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const double sum = Dot(scratch + i * tokens, input.data(), i + 1);
+          rebuilt[i] += q == nullptr ? sum : q[i * q_stride] * sum;
+        }
+      });
+    };
+    for (int64_t i = 0; i < tokens; ++i) {
+      rebuilt[i] = static_cast<double>(Skip(layer, place)) * x(i);
+      input[i] = x(i);
+    }
+    constexpr std::array<int32_t, 1> kOnly = {0};
+    if (maps == Maps::kMean) {
+      kernels::MeanMap(*subject_.pool, scan, scratch);
+      add_map(nullptr, 0);
+    } else if (maps == Maps::kChannel) {
+      kernels::ChannelMaps(*subject_.pool, scan, kOnly, scratch);
+      add_map(nullptr, 0);
+    } else {
+      for (int32_t n = 0; n < scan.d_state; ++n) {
+        const std::array<int32_t, 1> state = {n};
+        if (maps == Maps::kStates) {
+          kernels::StateMaps(*subject_.pool, scan, 0, state, scratch);
+          add_map(nullptr, 0);
+          continue;
+        }
+        for (int64_t j = 0; j < tokens; ++j) {
+          input[j] = scan.delta[j] * scan.B[j * scan.bc_stride + n] * x(j);
+        }
+        kernels::DecayMaps(*subject_.pool, scan, 0, state, scratch);
+        add_map(scan.C + n, scan.bc_stride);
+      }
+    }
+    for (int64_t i = 0; i < tokens; ++i) {
+      error.Add(rebuilt[i], trace.y_checked[i * checked_ + place]);
+    }
+  }
+  Note(layer, error, static_cast<int64_t>(places.size()), tokens);
+}
+
+void Reconstruction::CheckRow(int32_t layer, int64_t target, LayerAttention& attention) {
+  const auto& trace = subject_.trace->layers[layer];
+  const std::vector<int64_t> places = Places(layer, RowChannels(d_inner_));
+  const auto count = static_cast<int64_t>(places.size());
+  std::vector<int32_t> channels;
+  for (const int64_t place : places) channels.push_back(subject_.trace->checked_channels[place]);
+  const kernels::ScanParameters scan = attention.Channels(channels);
+  Array<float> rows(scan.tokens * count);
+  kernels::TargetRows(*subject_.pool, scan, target, /*without_target_decay=*/false, rows.data());
+  Error error;
+  for (int64_t k = 0; k < count; ++k) {
+    const float* x = trace.x_checked.data() + places[k];
+    double rebuilt = static_cast<double>(Skip(layer, places[k])) * x[target * checked_];
+    for (int64_t j = 0; j <= target; ++j) {
+      rebuilt += static_cast<double>(rows[j * count + k]) * x[j * checked_];
+    }
+    error.Add(rebuilt, trace.y_checked[target * checked_ + places[k]]);
+  }
+  Note(layer, error, count, 1);
+}
+
+void Reconstruction::Report(v1::Quality* quality) const {
+  auto* report = quality->mutable_reconstruction();
+  report->set_channels_compared(static_cast<int32_t>(channels_));
+  report->set_rows_compared(static_cast<int32_t>(rows_));
+  bool within = true;
+  for (const auto& [layer, error] : errors_) {
+    report->add_layers(layer);
+    report->add_relative_error_by_layer(error);
+    within = within && error <= kTolerance;  // false if it is not a number
+  }
+  quality->set_tolerance(kTolerance);
+  quality->set_within_tolerance(within);
+}
+
+}  // namespace mambascope::explain
