@@ -1,0 +1,150 @@
+// Raw attention: the mean over layers of the target's row (methods.md, section 4; The Hidden
+// Attention of Mamba Models, arXiv 2403.01590, section 4.1). A row is one adjoint scan, so the
+// length enters linearly.
+#include <algorithm>
+#include <utility>
+
+#include "server/base/check.h"
+#include "server/base/status.h"
+#include "server/explain/layer_attention.h"
+#include "server/explain/method.h"
+#include "server/explain/options.h"
+#include "server/explain/reconstruction.h"
+
+namespace mambascope::explain {
+namespace {
+
+constexpr absl::string_view kName = "raw_attention";
+
+// What the options come to for a model and an input.
+struct Setup {
+  Setup(const v1::Explanation& explanation, const model::ModelConfig& config, int64_t length)
+      : tokens(length),
+        target(PositionOf(explanation, length)),
+        start_layer(explanation.raw_attention().start_layer()),
+        layers(config.layers - start_layer),
+        variant(VariantOf(explanation.raw_attention().variant())),
+        attention(ReductionOf(explanation.raw_attention(), config), LayerAttention::Want::kRow,
+                  /*relu=*/false, config, tokens, target + 1) {}
+
+  int64_t steps_per_layer() const { return attention.rank_pieces() + attention.pieces(); }
+
+  int64_t tokens, target;
+  int32_t start_layer, layers;
+  v1::Variant variant;
+  LayerAttention attention;
+};
+
+class Explainer : public Explaining {
+ public:
+  Explainer(const v1::Explanation& options, const Subject& subject)
+      : subject_(subject),
+        setup_(options, subject.model->config(), subject.trace->tokens),
+        reconstruction_(subject),
+        sum_(setup_.target + 1, 0) {}
+
+  absl::Status Step(TensorWriter& writer) override {
+    const int64_t steps = setup_.steps_per_layer(), step = next_ % steps;
+    const int64_t done = next_ / steps;
+    MS_CHECK(done < setup_.layers);
+    const auto layer = static_cast<int32_t>(setup_.start_layer + done);
+    ++next_;
+    LayerAttention& attention = setup_.attention;
+    if (step == 0) {
+      attention.Open(subject_, layer);
+      row_.assign(sum_.size(), 0);
+    }
+    const int64_t piece = step - attention.rank_pieces();
+    if (piece < 0) {
+      attention.Rank(step);
+    } else if (IsCode(setup_.variant)) {
+      attention.AddExtremes(piece, setup_.target, setup_.variant == v1::VARIANT_CODE_QUIRKS, row_,
+                            &extremes_);
+    } else {
+      attention.AddRow(piece, setup_.target, row_);
+    }
+    if (step + 1 < steps) return absl::OkStatus();
+
+    if (IsCode(setup_.variant)) ScaleToUnitRange();
+    const std::vector<float> row(row_.begin(), row_.end());
+    RETURN_IF_ERROR(CheckFinite(kName, layer, row));
+    for (size_t j = 0; j < sum_.size(); ++j) sum_[j] += row_[j];
+    reconstruction_.CheckRow(layer, setup_.target, attention);
+    if (done + 1 == setup_.layers) Write(writer);
+    return absl::OkStatus();
+  }
+
+  v1::Quality quality() const override {
+    v1::Quality quality;
+    reconstruction_.Report(&quality);
+    return quality;
+  }
+
+ private:
+  // Min-max over all channels and positions before the mean over channels is the same as after it.
+  void ScaleToUnitRange() {
+    const double low = extremes_.low, range = extremes_.high - low;
+    for (double& value : row_) value = range == 0 ? 0 : (value - low) / range;
+  }
+
+  void Write(TensorWriter& writer) {
+    std::vector<float> mean(sum_.size());
+    for (size_t j = 0; j < mean.size(); ++j) mean[j] = static_cast<float>(sum_[j] / setup_.layers);
+    int64_t tokens = setup_.tokens;
+    if (IsCode(setup_.variant)) {  // without the target's own entry, which is the last here
+      mean.pop_back();
+      for (float& value : mean) value = std::max(value, 0.0f);
+      --tokens;
+    }
+    WriteRow(writer, kName, mean, tokens);
+  }
+
+  const Subject subject_;
+  Setup setup_;
+  Reconstruction reconstruction_;
+  int64_t next_ = 0;
+  std::vector<double> row_, sum_;  // of a layer; of all layers so far
+  LayerAttention::Extremes extremes_;
+};
+
+class RawAttention : public Method {
+ public:
+  absl::string_view name() const override { return kName; }
+
+  void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
+                int64_t /*tokens*/, const std::string& field,
+                Violations& violations) const override {
+    const v1::RawAttention& options = explanation.raw_attention();
+    CheckReduction(options.reduction(), options.channels(), config.d_inner, options.top_k(), config,
+                   field, violations);
+    CheckStartLayer(options.start_layer(), config, field, violations);
+    CheckVariant(options.variant(), options.reduction(), field, violations);
+  }
+
+  Plan MakePlan(const v1::Explanation& explanation, const model::ModelConfig& config,
+                int64_t tokens, v1::DataType dtype) const override {
+    const Setup setup(explanation, config, tokens);
+    Plan plan;
+    plan.tensors.push_back(
+        MakeTensorInfo(std::string(kName),
+                       {IsCode(setup.variant) ? TokensWithout(setup.target, tokens)
+                                              : Axis{"input_tokens", tokens, {}}},
+                       dtype));
+    plan.slices = static_cast<int32_t>(setup.layers * setup.steps_per_layer());
+    constexpr int64_t kRows = 7;  // sum and row in double, their float forms, one vector of input
+    plan.memory_bytes = setup.attention.memory_bytes() + 4 * kRows * tokens +
+                        Reconstruction::MemoryBytes(config, setup.target + 1);
+    return plan;
+  }
+
+  std::unique_ptr<Explaining> Start(const v1::Explanation& options,
+                                    const Subject& subject) const override {
+    return std::make_unique<Explainer>(options, subject);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<const Method> NewRawAttention() { return std::make_unique<RawAttention>(); }
+
+}  // namespace mambascope::explain
