@@ -44,7 +44,7 @@ HWY_INLINE void Transpose(Vec (&v)[kLanes]) {
   }
 }
 
-// sums[i] += the lanes of v[i], for kBase vectors.
+// sums[i] += the sum of the lanes of v[i].
 HWY_INLINE void AddSums(Vec (&v)[kBase], float* sums) {
   const F32 d;
   int count = kBase;
@@ -115,7 +115,8 @@ inline void FactorBase(const PaddedBC& bc, const Depth& depth, const float* A, i
   }
 }
 
-// Columns kHalf and kBase - 1 - kHalf of a base block, as EntryOf arranges them: h starts as a
+// Two columns of a base block below its diagonal, which have kBase - 1 elements together: those of
+// column kHalf at sums[row], those of column kOther before them, from sums[1] on. h starts as a
 // column's Bbar and decays down the rows.
 template <Reduce kReduce, int kHalf>
 HWY_INLINE void TriangleColumns(const float* B, const float* C, const Depth& depth,
@@ -156,27 +157,34 @@ HWY_INLINE void TriangleColumns(const float* B, const float* C, const Depth& dep
   if constexpr (kReduce == Reduce::kSum) AddSums(alpha, sums);
 }
 
+// The base block below its diagonal: added to `map`, rows of `stride`, or to the channels' mass.
 template <Reduce kReduce, int kHalf = 0>
 HWY_INLINE void Triangle(const float* B, const float* C, const Depth& depth, const float* delta,
-                         const float* decay, float* sums, float* mass) {
+                         const float* decay, int64_t rows, float* map, int64_t stride,
+                         float* mass) {
+  HWY_ALIGN float sums[kBase] = {};
   TriangleColumns<kReduce, kHalf>(B, C, depth, delta, decay, sums, mass);
+  if constexpr (kReduce != Reduce::kMass) {
+    constexpr int kOther = kBase - 1 - kHalf;
+    for (int64_t i = kHalf + 1; i < rows; ++i) map[i * stride + kHalf] += sums[i];
+    for (int64_t i = kOther + 1; i < rows; ++i) map[i * stride + kOther] += sums[i - kOther];
+  }
   if constexpr (kHalf + 1 < kBase / 2) {
-    Triangle<kReduce, kHalf + 1>(B, C, depth, delta, decay, sums + kBase, mass);
+    Triangle<kReduce, kHalf + 1>(B, C, depth, delta, decay, rows, map, stride, mass);
   }
 }
 
-// rows[i, k] *= by[k]
-inline void ScaleRows(float* rows, int64_t count, int64_t size, const float* by) {
+// to[i, k] = rows[i, k] by[k]; `to` may be `rows`.
+inline void ScaleRows(const float* rows, int64_t count, int64_t size, const float* by, float* to) {
   const F32 d;
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < count * size; i += size) {
     for (int64_t k = 0; k < size; k += kLanes) {
-      hn::Store(hn::Mul(hn::Load(d, rows + i * size + k), hn::Load(d, by + k)), d,
-                rows + i * size + k);
+      hn::Store(hn::Mul(hn::Load(d, rows + i + k), hn::Load(d, by + k)), d, to + i + k);
     }
   }
 }
 
-// The same for columns of panels: right[k, j] *= by[k].
+// The same in place for columns of panels: right[k, j] *= by[k].
 inline void ScaleColumns(float* right, int64_t columns, int64_t size, const float* by) {
   const F32 d;
   for (int64_t j = 0; j < columns; j += kPanel) {
@@ -191,66 +199,60 @@ inline void ScaleColumns(float* right, int64_t columns, int64_t size, const floa
   }
 }
 
-// Chunk number `chunk`: its part of `out`, or with kMass, its part of each channel's mass,
-// [depth.channels].
+// Factors chunk number `chunk` and adds what its tokens see of each other to `map`, the whole map;
+// with kMass it goes to mass [depth.channels] instead.
 template <Reduce kReduce>
 void FactorChunkFor(const ScanParameters& scan, const PaddedBC& bc, const ChannelGroup& group,
-                    const Depth& depth, int64_t chunk, const Factors& out, float* mass) {
+                    const Depth& depth, int64_t chunk, const Factors& out, float* map,
+                    float* mass) {
   const F32 d;
-  const int64_t size = depth.size();
+  const int64_t size = depth.size(), stride = scan.tokens;
   const int64_t begin = chunk * kChunk, tokens = std::min(kChunk, scan.tokens - begin);
-  const int64_t padded = RoundUp(tokens, kBase);
   ChunkScratch scratch(depth);
   float* tile_mass = scratch.mass.data();
   float* base_mass = tile_mass + depth.channels * kWidest;
+  const auto at = [&](int64_t i, int64_t j) {
+    return kReduce == Reduce::kMass ? tile_mass : map + (begin + i) * stride + begin + j;
+  };
 
-  for (int64_t base = 0; base < padded; base += kBase) {
-    const int64_t first = begin + base;
-    for (int64_t r = 0; r < kBase; ++r) {
-      float* delta = scratch.delta.data() + r * depth.channels;
-      if (first + r < scan.tokens) {
-        std::copy_n(group.delta(first + r), depth.channels, delta);
-      } else {
-        std::fill_n(delta, depth.channels, 0.0f);
-      }
+  for (int64_t base = 0; base < tokens; base += kBase) {
+    const int64_t first = begin + base, rows = std::min(kBase, tokens - base);
+    float* delta = scratch.delta.data();
+    for (int64_t r = 0; r < rows; ++r) {
+      std::copy_n(group.delta(first + r), depth.channels, delta + r * depth.channels);
     }
-    FactorBase(bc, depth, group.A(), first, scratch.delta.data(), scratch.decay.data(),
+    std::fill(delta + rows * depth.channels, scratch.delta.end(), 0.0f);
+    FactorBase(bc, depth, group.A(), first, delta, scratch.decay.data(),
                scratch.carry.data() + base / kBase * size, out);
     const float *B = bc.B + first * depth.states, *C = bc.C + first * depth.states;
-    float* triangle = nullptr;
-    if constexpr (kReduce == Reduce::kMass) {
-      for (int64_t r = 0; r < kBase; ++r) {  // the diagonal itself
+    Triangle<kReduce>(B, C, depth, delta, scratch.decay.data(), rows, at(base, base), stride,
+                      base_mass);
+    if constexpr (kReduce == Reduce::kMass) {  // the diagonal itself
+      for (int64_t r = 0; r < rows; ++r) {
         float self = 0;
         for (int64_t n = 0; n < depth.states; ++n) {
           self += C[r * depth.states + n] * B[r * depth.states + n];
         }
         for (int64_t c = 0; c < depth.channels; ++c) {
-          base_mass[c] += std::fabs(self) * scratch.delta[r * depth.channels + c];
+          base_mass[c] += std::fabs(self) * delta[r * depth.channels + c];
         }
       }
-    } else {
-      triangle = out.triangles + first / kBase * (kBase * kBase / 2);
-      std::fill_n(triangle, kBase * kBase / 2, 0.0f);
-      std::fill_n(out.local + first * kChunk, kBase * kChunk, 0.0f);
     }
-    Triangle<kReduce>(B, C, depth, scratch.delta.data(), scratch.decay.data(), triangle, base_mass);
   }
 
   // Neighbours become one block twice as long: first what the second sees of the first, then both
   // relative to the borders of the whole.
   for (int64_t half = kBase; half < kChunk; half *= 2) {
-    for (int64_t start = 0; start + half < padded; start += 2 * half) {
-      const int64_t middle = start + half, rows = std::min(half, padded - middle);
+    for (int64_t start = 0; start + half < tokens; start += 2 * half) {
+      const int64_t middle = start + half, rows = std::min(half, tokens - middle);
       float* left = out.left + (begin + middle) * size;
       float* right = out.right + (begin + start) / kPanel * kPanel * size + start % kPanel;
       float* first_carry = scratch.carry.data() + start / kBase * size;
       float* second_carry = scratch.carry.data() + middle / kBase * size;
-      float* to =
-          kReduce == Reduce::kMass ? tile_mass : out.local + (begin + middle) * kChunk + start;
-      Multiply<kReduce>(left, right, depth, rows, half, to, kChunk);
-      ScaleRows(left, rows, size, first_carry);
+      Multiply<kReduce>(left, right, depth, rows, half, at(middle, start), stride);
+      ScaleRows(left, rows, size, first_carry, left);
       ScaleColumns(right, half, size, second_carry);
-      ScaleRows(first_carry, 1, size, second_carry);
+      ScaleRows(first_carry, 1, size, second_carry, first_carry);
     }
   }
   std::copy_n(scratch.carry.data(), size, out.carry + chunk * size);

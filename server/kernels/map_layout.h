@@ -30,26 +30,12 @@ struct PaddedBC {
   const float *B, *C;  // [padded, d_state]
 };
 
-// One block of channels, factored for all tokens: alpha[i, j] = left[i] (carries between) right[j]
-// for i and j in different chunks. Everything is <= 1 times B or C.
+// One block of channels, factored for all tokens: for i and j in different chunks
+// alpha[i, j] = sum left[i] (carries of the chunks between) right[j]. All are <= 1 times B or C.
 struct Factors {
-  float* left;   // [padded, depth]                   decay from before i's chunk to i, times C[i]
-  float* right;  // [padded / kPanel, depth, kPanel]  decay after j to the end of j's chunk, times
-                 // Bbar[j]
+  float* left;   // [padded, depth]                   C[i], decayed from before i's chunk to i
+  float* right;  // [padded / kPanel, depth, kPanel]  Bbar[j], decayed to the end of j's chunk
   float* carry;  // [chunks, depth]                   decay over a whole chunk
-  // The part of the map inside chunks, still to be added to it.
-  float* local;      // [padded, kChunk]  all but what `triangles` holds
-  float* triangles;  // [padded / kBase, kBase / 2, kBase]  below the diagonal of each base block
 };
-
-// Row `half` of a base block's triangle keeps two columns, of kBase - 1 entries together: column
-// `half`, rows half + 1 .., and column kBase - 1 - half, whose entries stand first, from index 1.
-struct TriangleEntry {
-  int64_t row, column;
-};
-constexpr TriangleEntry EntryOf(int64_t half, int64_t index) {
-  if (index > half) return {index, half};
-  return {index + kBase - 1 - half, kBase - 1 - half};
-}
 
 }  // namespace mambascope::kernels

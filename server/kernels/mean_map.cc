@@ -1,12 +1,13 @@
 // Maps over all channels as products of matrices (methods.md, section 9, no. 1). Decays are
 // factored at the borders of chunks; what one chunk sees of an earlier one is then left right^T.
 //
-// In groups of channel blocks: first every chunk is factored, each by one task; then every strip of
-// rows adds the chunks before it, each by one task. An element of the map is written by one task at
-// a time and in the order of the channel blocks, so threads change no bit.
+// Channel block after channel block: one task factors a chunk and adds what it sees of itself, one
+// task adds to a strip of rows what it sees of earlier chunks. The strips of a block run beside the
+// chunks of the next. An element is written by one task at a time and in the order of the blocks,
+// so threads change no bit.
 #include <algorithm>
 #include <cmath>
-#include <vector>
+#include <optional>
 
 #include "server/base/array.h"
 #include "server/base/check.h"
@@ -24,37 +25,33 @@ namespace mambascope::kernels::HWY_NAMESPACE {
 
 void FactorChunk(Reduce reduce, const ScanParameters& scan, const PaddedBC& bc,
                  const ChannelGroup& group, const Depth& depth, int64_t chunk, const Factors& out,
-                 float* mass) {
+                 float* map, float* mass) {
   switch (reduce) {
     case Reduce::kSum:
-      return FactorChunkFor<Reduce::kSum>(scan, bc, group, depth, chunk, out, mass);
+      return FactorChunkFor<Reduce::kSum>(scan, bc, group, depth, chunk, out, map, mass);
     case Reduce::kMagnitude:
-      return FactorChunkFor<Reduce::kMagnitude>(scan, bc, group, depth, chunk, out, mass);
+      return FactorChunkFor<Reduce::kMagnitude>(scan, bc, group, depth, chunk, out, map, mass);
     case Reduce::kMass:
-      return FactorChunkFor<Reduce::kMass>(scan, bc, group, depth, chunk, out, mass);
+      return FactorChunkFor<Reduce::kMass>(scan, bc, group, depth, chunk, out, map, mass);
   }
 }
 
 // What rows [begin, begin + rows) of one chunk see of all earlier chunks. `out` is the map's row
-// `begin`, or with kMass the mass of each channel. `left` is scratch, [rows, depth].
+// `begin`, or with kMass the mass of each channel. `scratch` [rows rounded up, depth].
 template <Reduce kReduce>
 void AddChunksBeforeFor(const Factors& factors, const Depth& depth, int64_t begin, int64_t rows,
-                        float* left, float* out, int64_t stride) {
+                        float* scratch, float* out, int64_t stride) {
   const F32 d;
-  const int64_t size = depth.size(), padded = RoundUp(rows, kBase);
+  const int64_t size = depth.size();
   Array<float> tile_mass(kReduce == Reduce::kMass ? depth.channels * kWidest : 0);
   std::fill(tile_mass.begin(), tile_mass.end(), 0.0f);
-  const float* rows_left = factors.left + begin * size;
+  const float* left = factors.left + begin * size;
   for (int64_t chunk = begin / kChunk - 1; chunk >= 0; --chunk) {
     float* to = kReduce == Reduce::kMass ? tile_mass.data() : out + chunk * kChunk;
-    Multiply<kReduce>(rows_left, factors.right + chunk * kChunk * size, depth, rows, kChunk, to,
-                      stride);
+    Multiply<kReduce>(left, factors.right + chunk * kChunk * size, depth, rows, kChunk, to, stride);
     if (chunk == 0) break;
-    if (rows_left != left) {
-      std::copy_n(rows_left, padded * size, left);
-      rows_left = left;
-    }
-    ScaleRows(left, padded, size, factors.carry + chunk * size);
+    ScaleRows(left, RoundUp(rows, kBase), size, factors.carry + chunk * size, scratch);
+    left = scratch;
   }
   if constexpr (kReduce == Reduce::kMass) {
     for (int64_t c = 0; c < depth.channels; ++c) {
@@ -64,14 +61,15 @@ void AddChunksBeforeFor(const Factors& factors, const Depth& depth, int64_t begi
 }
 
 void AddChunksBefore(Reduce reduce, const Factors& factors, const Depth& depth, int64_t begin,
-                     int64_t rows, float* left, float* out, int64_t stride) {
+                     int64_t rows, float* scratch, float* out, int64_t stride) {
   switch (reduce) {
     case Reduce::kSum:
-      return AddChunksBeforeFor<Reduce::kSum>(factors, depth, begin, rows, left, out, stride);
+      return AddChunksBeforeFor<Reduce::kSum>(factors, depth, begin, rows, scratch, out, stride);
     case Reduce::kMagnitude:
-      return AddChunksBeforeFor<Reduce::kMagnitude>(factors, depth, begin, rows, left, out, stride);
+      return AddChunksBeforeFor<Reduce::kMagnitude>(factors, depth, begin, rows, scratch, out,
+                                                    stride);
     case Reduce::kMass:
-      return AddChunksBeforeFor<Reduce::kMass>(factors, depth, begin, rows, left, out, stride);
+      return AddChunksBeforeFor<Reduce::kMass>(factors, depth, begin, rows, scratch, out, stride);
   }
 }
 
@@ -85,43 +83,11 @@ namespace {
 HWY_EXPORT(FactorChunk);
 HWY_EXPORT(AddChunksBefore);
 
-// Rows of one task: each column panel is read from the cache once for all of them.
+// Rows of one strip: each column panel comes into the first cache once for all of them.
 constexpr int64_t kStrip = 64;
-// Factors of a group of channel blocks together; more blocks mean fewer waits of one thread for
-// another, less memory stays closer.
-constexpr int64_t kGroupBytes = int64_t{8} << 20;
-// A block's depth in states x channels where d_state allows: a column panel of it fills most of a
-// first cache of 48 KiB.
+// Depth of a channel block where d_state allows: a column panel of it, 32 KiB, stays in the first
+// cache.
 constexpr int64_t kDepth = 256;
-
-// The factors of `blocks` channel blocks.
-class Workspace {
- public:
-  Workspace(int64_t tokens, const Depth& depth, int64_t blocks)
-      : padded_(RoundUp(tokens, kPanel)),
-        depth_(depth.size()),
-        chunks_(RoundUp(tokens, kChunk) / kChunk),
-        numbers_(blocks * PerBlock(padded_, depth_, chunks_)) {}
-
-  static int64_t PerBlock(int64_t padded, int64_t depth, int64_t chunks) {
-    return padded * (2 * depth + kChunk + kBase / 2) + chunks * depth;
-  }
-
-  Factors Block(int64_t block) {
-    float* at = numbers_.data() + block * PerBlock(padded_, depth_, chunks_);
-    const auto take = [&](int64_t size) {
-      float* taken = at;
-      at += size;
-      return taken;
-    };
-    return {take(padded_ * depth_), take(padded_ * depth_), take(chunks_ * depth_),
-            take(padded_ * kChunk), take(padded_ * (kBase / 2))};
-  }
-
- private:
-  int64_t padded_, depth_, chunks_;
-  Array<float> numbers_;
-};
 
 // One call: a scan, its channels and what to reduce.
 class MapOfAll {
@@ -133,68 +99,81 @@ class MapOfAll {
         channels_(channels),
         count_(ChannelCount(scan, channels)),
         reduce_(reduce),
+        padded_(RoundUp(scan.tokens, kPanel)),
         chunks_(RoundUp(scan.tokens, kChunk) / kChunk),
         strips_(RoundUp(scan.tokens, kStrip) / kStrip) {
     const int64_t wanted = std::max<int64_t>(kDepth / scan.d_state, 1);
     depth_ = {scan.d_state, RoundUp(std::min(wanted, count_), kWidest)};
     blocks_ = RoundUp(count_, depth_.channels) / depth_.channels;
     PadBC();
+    for (Array<float>& factors : factors_) {
+      factors = Array<float>((2 * padded_ + chunks_) * depth_.size());
+    }
   }
 
-  // `map` is null for kMass, `mass` for the others.
-  void Run(float* map, float* mass) {
-    const int64_t block_bytes =
-        Workspace::PerBlock(RoundUp(scan_.tokens, kPanel), depth_.size(), chunks_) * sizeof(float);
-    const int64_t group = std::clamp<int64_t>(kGroupBytes / block_bytes, 1, blocks_);
-    Workspace workspace(scan_.tokens, depth_, group);
-    if (map != nullptr) StartMap(map);
-    Array<float> parts(mass == nullptr ? 0 : group * (chunks_ + strips_) * depth_.channels);
-    for (int64_t first = 0; first < blocks_; first += group) {
-      const int64_t blocks = std::min(group, blocks_ - first);
-      const auto part = [&](int64_t block, int64_t index) {
-        return mass == nullptr
-                   ? nullptr
-                   : parts.data() + (block * (chunks_ + strips_) + index) * depth_.channels;
-      };
-      std::vector<ChannelGroup> groups;
-      for (int64_t b = 0; b < blocks; ++b) {
-        groups.emplace_back(scan_, channels_, (first + b) * depth_.channels, depth_.channels);
-      }
-      pool_.Run(blocks * chunks_, [&](int64_t task) {
-        const int64_t b = task / chunks_, chunk = task % chunks_;
-        HWY_DYNAMIC_DISPATCH(FactorChunk)
-        (reduce_, scan_, {B_.data(), C_.data()}, groups[b], depth_, chunk, workspace.Block(b),
-         part(b, chunk));
-      });
-      pool_.Run(strips_, [&](int64_t task) {
-        const int64_t strip = strips_ - 1 - task;  // long ones first
-        const int64_t begin = strip * kStrip, rows = std::min(kStrip, scan_.tokens - begin);
-        Array<float> left(kStrip * depth_.size());
-        for (int64_t b = 0; b < blocks; ++b) {
-          const Factors factors = workspace.Block(b);
-          float* out = map == nullptr ? part(b, chunks_ + strip) : map + begin * scan_.tokens;
-          if (map != nullptr) AddLocal(factors, begin, rows, map);
-          HWY_DYNAMIC_DISPATCH(AddChunksBefore)
-          (reduce_, factors, depth_, begin, rows, left.data(), out, scan_.tokens);
-        }
-      });
-      if (mass == nullptr) continue;
-      for (int64_t b = 0; b < blocks; ++b) {
-        for (int64_t c = 0; c < groups[b].count(); ++c) {
-          double sum = 0;
-          for (int64_t p = 0; p < chunks_ + strips_; ++p) sum += part(b, p)[c];
-          mass[(first + b) * depth_.channels + c] = static_cast<float>(sum);
-        }
-      }
+  void Map(float* map) {
+    StartMap(map);
+    RunBlocks([map](int64_t, int64_t) { return map; });
+  }
+
+  void Mass(float* mass) {
+    const int64_t parts = chunks_ + strips_;
+    Array<float> part(blocks_ * parts * depth_.channels);
+    std::fill(part.begin(), part.end(), 0.0f);  // the first chunk's strips are not run
+    const auto part_of = [&](int64_t block, int64_t index) {
+      return part.data() + (block * parts + index) * depth_.channels;
+    };
+    RunBlocks(part_of);
+    for (int64_t c = 0; c < count_; ++c) {
+      double sum = 0;
+      for (int64_t p = 0; p < parts; ++p)
+        sum += part_of(c / depth_.channels, p)[c % depth_.channels];
+      mass[c] = static_cast<float>(sum);
     }
   }
 
  private:
+  // out(block, part) is where a part of a block goes: chunks first, then strips.
+  template <class Out>
+  void RunBlocks(const Out& out) {
+    for (int64_t block = 0; block <= blocks_; ++block) {
+      // The first chunk's strips see no earlier one.
+      const int64_t strips = block > 0 ? std::max<int64_t>(strips_ - kChunk / kStrip, 0) : 0;
+      const int64_t chunks = block < blocks_ ? chunks_ : 0;
+      std::optional<ChannelGroup> group;
+      if (chunks > 0) group.emplace(scan_, channels_, block * depth_.channels, depth_.channels);
+      pool_.Run(strips + chunks, [&](int64_t task) {
+        if (task < strips) {
+          const int64_t strip = strips_ - 1 - task;  // long ones first
+          AddStrip(block - 1, strip, out(block - 1, chunks_ + strip));
+        } else {
+          const int64_t chunk = task - strips;
+          float* to = out(block, chunk);
+          HWY_DYNAMIC_DISPATCH(FactorChunk)
+          (reduce_, scan_, {B_.data(), C_.data()}, *group, depth_, chunk, FactorsOf(block), to, to);
+        }
+      });
+    }
+  }
+
+  void AddStrip(int64_t block, int64_t strip, float* out) {
+    const int64_t begin = strip * kStrip, rows = std::min(kStrip, scan_.tokens - begin);
+    Array<float> scratch(kStrip * depth_.size());
+    if (reduce_ != Reduce::kMass) out += begin * scan_.tokens;
+    HWY_DYNAMIC_DISPATCH(AddChunksBefore)
+    (reduce_, FactorsOf(block), depth_, begin, rows, scratch.data(), out, scan_.tokens);
+  }
+
+  Factors FactorsOf(int64_t block) {
+    float* left = factors_[block % 2].data();
+    float* right = left + padded_ * depth_.size();
+    return {left, right, right + padded_ * depth_.size()};
+  }
+
   // C carries the 1 / channels of a mean.
   void PadBC() {
-    const int64_t size = RoundUp(scan_.tokens, kPanel) * scan_.d_state;
-    B_ = Array<float>(size);
-    C_ = Array<float>(size);
+    B_ = Array<float>(padded_ * scan_.d_state);
+    C_ = Array<float>(padded_ * scan_.d_state);
     std::fill(B_.begin(), B_.end(), 0.0f);
     std::fill(C_.begin(), C_.end(), 0.0f);
     const float scale = reduce_ == Reduce::kMass ? 1.0f : 1.0f / static_cast<float>(count_);
@@ -224,56 +203,37 @@ class MapOfAll {
     });
   }
 
-  // The part inside chunks, of rows [begin, begin + rows).
-  void AddLocal(const Factors& factors, int64_t begin, int64_t rows, float* map) const {
-    for (int64_t i = begin; i < begin + rows; ++i) {
-      const int64_t chunk = i / kChunk * kChunk, base = i / kBase * kBase;
-      float* to = map + i * scan_.tokens + chunk;
-      const float* from = factors.local + i * kChunk;
-      for (int64_t j = 0; j < base - chunk; ++j) to[j] += from[j];
-    }
-    for (int64_t base = begin; base < begin + rows; base += kBase) {
-      const float* triangle = factors.triangles + base * (kBase / 2);
-      for (int64_t half = 0; half < kBase / 2; ++half) {
-        for (int64_t index = 1; index < kBase; ++index) {
-          const auto [row, column] = EntryOf(half, index);
-          if (base + row >= scan_.tokens) continue;
-          map[(base + row) * scan_.tokens + base + column] += triangle[half * kBase + index];
-        }
-      }
-    }
-  }
-
   ThreadPool& pool_;
   const ScanParameters& scan_;
   const std::span<const int32_t> channels_;
   const int64_t count_;
   const Reduce reduce_;
-  const int64_t chunks_, strips_;
+  const int64_t padded_, chunks_, strips_;
   Depth depth_;
   int64_t blocks_;
   Array<float> B_, C_;
+  Array<float> factors_[2];  // of the block whose strips run and of the one whose chunks run
 };
 
 }  // namespace
 
 void MeanMap(ThreadPool& pool, const ScanParameters& scan, float* map) {
-  MapOfAll(pool, scan, {}, Reduce::kSum).Run(map, nullptr);
+  MapOfAll(pool, scan, {}, Reduce::kSum).Map(map);
 }
 
 void MeanMapOfChannels(ThreadPool& pool, const ScanParameters& scan,
                        std::span<const int32_t> channels, float* map) {
   MS_CHECK(!channels.empty());
   for (const int32_t channel : channels) MS_CHECK(0 <= channel && channel < scan.d_inner);
-  MapOfAll(pool, scan, channels, Reduce::kSum).Run(map, nullptr);
+  MapOfAll(pool, scan, channels, Reduce::kSum).Map(map);
 }
 
 void AbsMeanMap(ThreadPool& pool, const ScanParameters& scan, float* map) {
-  MapOfAll(pool, scan, {}, Reduce::kMagnitude).Run(map, nullptr);
+  MapOfAll(pool, scan, {}, Reduce::kMagnitude).Map(map);
 }
 
 void ChannelMass(ThreadPool& pool, const ScanParameters& scan, float* mass) {
-  MapOfAll(pool, scan, {}, Reduce::kMass).Run(nullptr, mass);
+  MapOfAll(pool, scan, {}, Reduce::kMass).Mass(mass);
 }
 
 }  // namespace mambascope::kernels
