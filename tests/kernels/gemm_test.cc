@@ -47,8 +47,8 @@ std::vector<float> Output(ThreadPool& pool, const Layer& layer) {
 }
 
 // Around BLIS's block lengths (256; 384, at the end up to 480), registers and multiples of nothing.
-constexpr int64_t kLengths[] = {1,   2,   3,   4,   5,   7,   48,  255, 256, 257,  383, 384,
-                                385, 479, 480, 481, 512, 513, 767, 768, 864, 1001, 1537};
+constexpr int64_t kLengths[] = {1,   3,   4,   5,   48,  255, 256, 257,
+                                384, 385, 479, 480, 481, 513, 777, 1537};
 
 TEST(Linear, EqualsTheSum) {
   ThreadPool pool(2);
@@ -86,7 +86,7 @@ TEST(Linear, TakesRowsOutOfWiderOnesAndLeavesTheirRestAlone) {
 TEST(Linear, ARowHasTheBitsItHasAmongAnyOthers) {
   ThreadPool pool(2);
   for (const int64_t K : kLengths) {
-    for (const int64_t N : {1, 15, 16, 17, 50, 131}) {
+    for (const int64_t N : {1, 15, 17, 50}) {
       const Layer layer = RandomLayer(160, N, K);
       const std::vector<float> all = Output(pool, layer);
       for (int64_t begin = 0, rows = 1; begin + rows <= 160; begin += rows, ++rows) {
@@ -120,7 +120,7 @@ TEST(Linear, OfNoRowsWritesNothing) {
 
 void ExpectFewRowsToHaveTheBitsOfBlis() {
   for (const int64_t K : kLengths) {
-    for (const int64_t N : {16, 17, 31, 32, 33, 64, 75, 143}) {
+    for (const int64_t N : {16, 17, 31, 33, 75}) {
       const Layer layer = RandomLayer(/*M=*/kFewRows + 1, N, K);
       std::vector<float> expected(layer.M * N);
       BlisLinear(View(layer.x, layer.M, K), View(layer.w, N, K), {expected.data(), layer.M, N, N});
