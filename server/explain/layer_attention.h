@@ -33,7 +33,11 @@ struct Pieces {
 // of TOP_K alone goes over all `tokens`, so that a row is the row of the whole map.
 class LayerAttention {
  public:
-  enum class Want { kMap, kRow };  // [prefix, prefix], or products with one vector
+  enum class Want {
+    kMap,          // AddMap
+    kRow,          // AddRow, AddAdjoint, AddRowSums
+    kChannelRows,  // AddExtremes
+  };
 
   LayerAttention(ChannelReduction reduction, Want want, bool relu, const model::ModelConfig& config,
                  int64_t tokens, int64_t prefix);

@@ -22,7 +22,7 @@ struct Subject {
   const model::MambaModel* model = nullptr;
   const model::SequenceTrace* trace = nullptr;  // of all `trace->tokens` prompt tokens
   ThreadPool* pool = nullptr;
-  int32_t position = 0;                         // the target's
+  int32_t position = 0;  // the target's
 };
 
 // What an explanation will send and hold, known before any work.

@@ -22,13 +22,13 @@ struct Axis {
 v1::TensorInfo MakeTensorInfo(std::string name, std::vector<Axis> axes, v1::DataType dtype);
 
 // Sends the tensors of one explanation as chunks: encodes the values as little-endian FP32, FP16 or
-// INT32, cuts them at max_chunk_bytes, counts offsets and hashes what was delivered. Values are given
-// in row-major order, as many at a time as are ready.
+// INT32, cuts them at max_chunk_bytes, counts offsets and hashes what was delivered. Values are
+// given in row-major order, as many at a time as are ready.
 class TensorWriter {
  public:
   // `explanation_id` empty: tensors of the prediction itself. Borrows `sink`.
-  TensorWriter(std::string explanation_id, std::vector<v1::TensorInfo> tensors, int64_t max_chunk_bytes,
-               EventSink* sink);
+  TensorWriter(std::string explanation_id, std::vector<v1::TensorInfo> tensors,
+               int64_t max_chunk_bytes, EventSink* sink);
   ~TensorWriter();
 
   // The next values of a tensor, which must be among the announced ones and not exceed its size

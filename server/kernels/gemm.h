@@ -7,7 +7,8 @@
 
 namespace mambascope::kernels {
 
-// Row-major views; `stride` is the distance between rows in elements, >= cols. Borrowed for the call.
+// Row-major views; `stride` is the distance between rows in elements, >= cols. Borrowed for the
+// call.
 struct ConstMatrix {
   const float* data = nullptr;
   int64_t rows = 0, cols = 0, stride = 0;

@@ -7,20 +7,20 @@
 
 namespace mambascope::kernels {
 
-// Hidden attention of one selective scan over one sequence (methods.md, sections 2 and 9; The Hidden
-// Attention of Mamba Models, arXiv 2403.01590, eq. 11-13):
+// Hidden attention of one selective scan over one sequence (methods.md, sections 2 and 9; The
+// Hidden Attention of Mamba Models, arXiv 2403.01590, eq. 11-13):
 //   alpha[d, i, j] = sum_n C[i, n] (prod_{k = j+1..i} exp(delta[k, d] A[n, d])) delta[j, d] B[j, n]
 // for j <= i, else 0, so that y[i, d] = sum_j alpha[d, i, j] x[j, d]. Maps are [output i, input j].
 //
-// No function here stores anything of size channels x L x L. All factors used are <= 1 times B or C:
-// nothing overflows, whatever A and L. The bits of a result do not depend on the thread count.
+// No function here stores anything of size channels x L x L. All factors used are <= 1 times B or
+// C: nothing overflows, whatever A and L. The bits of a result do not depend on the thread count.
 // Work is in multiply-adds; L tokens, D channels, N states.
-struct ScanParameters {           // borrowed until the call returns
+struct ScanParameters {  // borrowed until the call returns
   int64_t tokens = 0, d_inner = 0, d_state = 0;
-  const float* delta = nullptr;   // [tokens, d_inner] after softplus, >= 0
-  const float* A = nullptr;       // [d_state, d_inner], <= 0
-  const float* B = nullptr;       // [tokens, bc_stride], the first d_state of each row
-  const float* C = nullptr;       // [tokens, bc_stride]
+  const float* delta = nullptr;  // [tokens, d_inner] after softplus, >= 0
+  const float* A = nullptr;      // [d_state, d_inner], <= 0
+  const float* B = nullptr;      // [tokens, bc_stride], the first d_state of each row
+  const float* C = nullptr;      // [tokens, bc_stride]
   int64_t bc_stride = 0;
 };
 
@@ -33,7 +33,8 @@ void MeanMap(ThreadPool& pool, const ScanParameters& scan, float* map);
 // formed, block by block.  L^2 D N / 2.
 void AbsMeanMap(ThreadPool& pool, const ScanParameters& scan, float* map);
 
-// maps[c] = alpha[channels[c]], [channels.size(), tokens, tokens]. Channels must be in [0, d_inner).
+// maps[c] = alpha[channels[c]], [channels.size(), tokens, tokens]. Channels must be in [0,
+// d_inner).
 void ChannelMaps(ThreadPool& pool, const ScanParameters& scan, std::span<const int32_t> channels,
                  float* maps);
 
@@ -45,8 +46,8 @@ void MeanMapOfChannels(ThreadPool& pool, const ScanParameters& scan,
 void StateMaps(ThreadPool& pool, const ScanParameters& scan, int32_t channel,
                std::span<const int32_t> states, float* maps);
 
-// decay[s][i, j] = prod_{k = j+1..i} exp(delta[k, channel] A[states[s], channel]), 0 for j > i: the H
-// of Q_i H_ij K_j.  [states.size(), tokens, tokens]
+// decay[s][i, j] = prod_{k = j+1..i} exp(delta[k, channel] A[states[s], channel]), 0 for j > i: the
+// H of Q_i H_ij K_j.  [states.size(), tokens, tokens]
 void DecayMaps(ThreadPool& pool, const ScanParameters& scan, int32_t channel,
                std::span<const int32_t> states, float* decay);
 

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "hwy/cache_control.h"
 #include "server/base/array.h"
 #include "server/kernels/channel_group.h"
 #include "server/kernels/map_layout.h"
@@ -75,40 +76,51 @@ struct ChunkScratch {
   Array<float> mass;   // [channels, kWidest] from tiles, then [channels] from base blocks
 };
 
-// decay, carry, left and right of the base block of tokens that starts at `first`, its factors
-// relative to its own borders. `carry` [depth].
-inline void FactorBase(const PaddedBC& bc, const Depth& depth, const float* A, int64_t first,
-                       const float* delta, float* decay, float* carry, const Factors& out) {
+// left and decay of the base block of tokens that starts at `first`, relative to its own first
+// border, and its carry [depth]. Row after row, because they are written to memory that no cache
+// close by holds.
+inline void FactorLeft(const PaddedBC& bc, const Depth& depth, const float* A, int64_t first,
+                       const float* delta, float* decay, float* carry, float* left) {
   const F32 d;
   const int64_t size = depth.size();
-  float* panel = out.right + first / kPanel * kPanel * size + first % kPanel;
+  std::fill_n(carry, size, 1.0f);
+  for (int64_t r = 0; r < kBase; ++r) {
+    const float* C = bc.C + (first + r) * depth.states;
+    for (int64_t c = 0; c < depth.channels; c += kLanes) {
+      const Vec delta_c = hn::Load(d, delta + r * depth.channels + c);
+      for (int64_t n = 0; n < depth.states; ++n) {
+        const int64_t k = n * depth.channels + c;
+        const Vec step = Exp2NonPositive(d, hn::Mul(delta_c, hn::LoadU(d, A + k)));
+        const Vec product = hn::Mul(hn::Load(d, carry + k), step);
+        hn::Store(step, d, decay + r * size + k);
+        hn::Store(product, d, carry + k);
+        hn::Store(hn::Mul(product, hn::Set(d, C[n])), d, left + (first + r) * size + k);
+      }
+    }
+  }
+}
+
+// The base block's columns of right, relative to its own last border.
+inline void FactorRight(const PaddedBC& bc, const Depth& depth, int64_t first, const float* delta,
+                        const float* decay, float* right) {
+  const F32 d;
+  const int64_t size = depth.size();
+  float* panel = right + first / kPanel * kPanel * size + first % kPanel;
   for (int64_t n = 0; n < depth.states; ++n) {
     for (int64_t c = 0; c < depth.channels; c += kLanes) {
       const int64_t k = n * depth.channels + c;
-      const Vec a = hn::LoadU(d, A + k);
       Vec product = hn::Set(d, 1.0f);
-      for (int64_t r = 0; r < kBase; ++r) {
-        const Vec step =
-            Exp2NonPositive(d, hn::Mul(a, hn::Load(d, delta + r * depth.channels + c)));
-        hn::Store(step, d, decay + r * size + k);
-        product = hn::Mul(product, step);
-        const Vec C = hn::Set(d, bc.C[(first + r) * depth.states + n]);
-        hn::Store(hn::Mul(product, C), d, out.left + (first + r) * size + k);
-      }
-      hn::Store(product, d, carry + k);
-
-      product = hn::Set(d, 1.0f);
       for (int64_t part = kBase - kLanes; part >= 0; part -= kLanes) {
-        Vec right[kLanes];
+        Vec column[kLanes];
         for (int r = kLanes - 1; r >= 0; --r) {
           const Vec B = hn::Set(d, bc.B[(first + part + r) * depth.states + n]);
           const Vec input = hn::Mul(hn::Load(d, delta + (part + r) * depth.channels + c), B);
-          right[r] = hn::Mul(product, input);
+          column[r] = hn::Mul(product, input);
           product = hn::Mul(product, hn::Load(d, decay + (part + r) * size + k));
         }
-        Transpose(right);
+        Transpose(column);
         for (int i = 0; i < kLanes; ++i) {
-          hn::Store(right[i], d, panel + (k + i) * kPanel + part);
+          hn::Store(column[i], d, panel + (k + i) * kPanel + part);
         }
       }
     }
@@ -220,10 +232,13 @@ void FactorChunkFor(const ScanParameters& scan, const PaddedBC& bc, const Channe
     float* delta = scratch.delta.data();
     for (int64_t r = 0; r < rows; ++r) {
       std::copy_n(group.delta(first + r), depth.channels, delta + r * depth.channels);
+      // Too far apart for the hardware to foresee.
+      hwy::Prefetch(group.delta(std::min(first + kBase + r, scan.tokens - 1)));
     }
     std::fill(delta + rows * depth.channels, scratch.delta.end(), 0.0f);
-    FactorBase(bc, depth, group.A(), first, delta, scratch.decay.data(),
-               scratch.carry.data() + base / kBase * size, out);
+    FactorLeft(bc, depth, group.A(), first, delta, scratch.decay.data(),
+               scratch.carry.data() + base / kBase * size, out.left);
+    FactorRight(bc, depth, first, delta, scratch.decay.data(), out.right);
     const float *B = bc.B + first * depth.states, *C = bc.C + first * depth.states;
     Triangle<kReduce>(B, C, depth, delta, scratch.decay.data(), rows, at(base, base), stride,
                       base_mass);

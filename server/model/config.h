@@ -21,7 +21,7 @@ struct ModelConfig {
   int32_t dt_rank = 0;  // time_step_rank; "auto" = ceil(d_model / 16)
   int32_t layers = 0;
   float norm_eps = 1e-5f;
-  bool use_bias = false;       // of in_proj and out_proj
+  bool use_bias = false;  // of in_proj and out_proj
   bool use_conv_bias = true;
   bool tied_embeddings = true;  // the head is the embedding matrix
   kernels::Activation conv_activation = kernels::Activation::kSilu;
@@ -29,7 +29,8 @@ struct ModelConfig {
 };
 
 // kInvalidArgument names the key, its value and what is allowed, all faults at once; another
-// architecture (model_type) is refused by name. Unknown keys are ignored, as everywhere in the field.
+// architecture (model_type) is refused by name. Unknown keys are ignored, as everywhere in the
+// field.
 absl::StatusOr<ModelConfig> ParseConfig(absl::string_view json);
 
 }  // namespace mambascope::model

@@ -38,25 +38,26 @@ struct Piece {
 };
 
 // A language model as its equations (methods.md, section 1; Mamba, arXiv 2312.00752). Prefill and
-// single steps are the same pass: a step is a piece of one token. The bits of a piece's results depend
-// on its own sequence alone, neither on the other pieces, nor on where the sequence was cut, nor on
-// the number of threads.
-// Threads: const and shareable; each concurrent Forward needs its own Workspace.
+// single steps are the same pass: a step is a piece of one token. The bits of a piece's results
+// depend on its own sequence alone, neither on the other pieces, nor on where the sequence was cut,
+// nor on the number of threads. Threads: const and shareable; each concurrent Forward needs its own
+// Workspace.
 class MambaModel {
  public:
   // `folder`: config.json and model.safetensors. Errors name the file and the fault.
   static absl::StatusOr<std::unique_ptr<const MambaModel>> Load(const std::string& folder);
 
-  // Token ids must be in [0, vocabulary) (checked invariant). `stop` is asked before each layer; once
-  // true, Forward returns kCancelled and states, traces and logits are unspecified.
+  // Token ids must be in [0, vocabulary) (checked invariant). `stop` is asked before each layer;
+  // once true, Forward returns kCancelled and states, traces and logits are unspecified.
   absl::Status Forward(ThreadPool& pool, Workspace& workspace, std::span<Piece> pieces,
                        absl::FunctionRef<bool()> stop) const;
 
-  // The scan parameters of one layer for the first `tokens` tokens of a trace, for the hidden-attention
-  // kernels: views into the trace and the weights, and `delta` [tokens, d_inner], which is recomputed
-  // into `delta` with the bits of the pass.
-  kernels::ScanParameters ScanParametersOf(ThreadPool& pool, const SequenceTrace& trace, int32_t layer,
-                                           int64_t tokens, Array<float>& delta) const;
+  // The scan parameters of one layer for the first `tokens` tokens of a trace, for the
+  // hidden-attention kernels: views into the trace and the weights, and `delta` [tokens, d_inner],
+  // which is recomputed into `delta` with the bits of the pass.
+  kernels::ScanParameters ScanParametersOf(ThreadPool& pool, const SequenceTrace& trace,
+                                           int32_t layer, int64_t tokens,
+                                           Array<float>& delta) const;
   // The same with ReLU in place of softplus (HA's simplified map).
   kernels::ScanParameters ReluScanParametersOf(ThreadPool& pool, const SequenceTrace& trace,
                                                int32_t layer, int64_t tokens,

@@ -15,8 +15,9 @@ class RecurrentState {
   explicit RecurrentState(const ModelConfig& config);
 
   RecurrentState Copy() const;
-  float* conv_state(int32_t layer);  // [d_conv - 1, d_inner] the last convolution inputs, oldest first
-  float* ssm_state(int32_t layer);   // [d_state, d_inner]
+  float* conv_state(
+      int32_t layer);  // [d_conv - 1, d_inner] the last convolution inputs, oldest first
+  float* ssm_state(int32_t layer);  // [d_state, d_inner]
   static int64_t Bytes(const ModelConfig& config);
 
  private:

@@ -10,19 +10,20 @@
 
 namespace mambascope::model {
 
-// One layer's weights, fp32, row-major, as the checkpoint names them. Null where the config has none.
+// One layer's weights, fp32, row-major, as the checkpoint names them. Null where the config has
+// none.
 struct LayerWeights {
-  const float* norm = nullptr;         // [d_model]
-  const float* in_proj = nullptr;      // [2 d_inner, d_model]  x_in, then z
+  const float* norm = nullptr;     // [d_model]
+  const float* in_proj = nullptr;  // [2 d_inner, d_model]  x_in, then z
   const float* in_proj_bias = nullptr;
-  const float* conv1d = nullptr;       // [d_inner, d_conv]
+  const float* conv1d = nullptr;  // [d_inner, d_conv]
   const float* conv1d_bias = nullptr;
-  const float* x_proj = nullptr;       // [dt_rank + 2 d_state, d_inner]  dt, then B, then C
-  const float* dt_proj = nullptr;      // [d_inner, dt_rank]
-  const float* dt_proj_bias = nullptr; // [d_inner]
-  const float* A = nullptr;            // [d_state, d_inner] = -exp(A_log) transposed
-  const float* D = nullptr;            // [d_inner]
-  const float* out_proj = nullptr;     // [d_model, d_inner]
+  const float* x_proj = nullptr;        // [dt_rank + 2 d_state, d_inner]  dt, then B, then C
+  const float* dt_proj = nullptr;       // [d_inner, dt_rank]
+  const float* dt_proj_bias = nullptr;  // [d_inner]
+  const float* A = nullptr;             // [d_state, d_inner] = -exp(A_log) transposed
+  const float* D = nullptr;             // [d_inner]
+  const float* out_proj = nullptr;      // [d_model, d_inner]
   const float* out_proj_bias = nullptr;
 };
 
@@ -30,8 +31,9 @@ struct LayerWeights {
 // bf16 is widened once at load (exact). Threads: const after Load.
 class Weights {
  public:
-  // `folder` holds model.safetensors. kInvalidArgument names every tensor that is missing, extra (other
-  // than a lm_head that a tied head does not need), of the wrong shape or dtype, or not finite.
+  // `folder` holds model.safetensors. kInvalidArgument names every tensor that is missing, extra
+  // (other than a lm_head that a tied head does not need), of the wrong shape or dtype, or not
+  // finite.
   static absl::StatusOr<std::unique_ptr<const Weights>> Load(const std::string& folder,
                                                              const ModelConfig& config);
   ~Weights();

@@ -1,7 +1,8 @@
 #include "server/serving/admission.h"
 
 #include <algorithm>
-#include <cmath>
+#include <cctype>
+#include <limits>
 #include <set>
 #include <utility>
 #include <vector>
@@ -133,21 +134,20 @@ void CheckLength(size_t tokens, const std::string& field, const ServedModel& mod
 
 std::vector<v1::Token> ReadText(const std::string& text, const ServedModel& model,
                                 const AdmissionLimits& limits, Violations& violations) {
-  if (text.empty()) violations.Add("text", "empty; at least 1 byte is needed");
-  if (static_cast<int64_t>(text.size()) > limits.max_text_bytes) {
-    violations.Add("text",
-                   absl::StrCat(text.size(), " bytes exceed the limit ", limits.max_text_bytes));
-  }
+  const auto refuse = [&](std::string description) {
+    violations.Add("text", std::move(description));
+    return std::vector<v1::Token>();
+  };
   if (model.tokenizer == nullptr) {
-    violations.Add("text", absl::StrCat("model '", model.name,
-                                        "' takes token_ids only: ", model.tokenizer_note));
+    return refuse(
+        absl::StrCat("model '", model.name, "' takes token_ids only: ", model.tokenizer_note));
   }
-  if (!violations.empty()) return {};  // tokenising costs; not for a request that is refused anyway
+  if (text.empty()) return refuse("empty; at least 1 byte is needed");
+  if (static_cast<int64_t>(text.size()) > limits.max_text_bytes) {
+    return refuse(absl::StrCat(text.size(), " bytes exceed the limit ", limits.max_text_bytes));
+  }
   auto encoded = model.tokenizer->Encode(text);
-  if (!encoded.ok()) {
-    violations.Add("text", std::string(encoded.status().message()));
-    return {};
-  }
+  if (!encoded.ok()) return refuse(std::string(encoded.status().message()));
   CheckLength(encoded->size(), "text", model, limits.max_input_tokens, violations);
   std::vector<v1::Token> tokens;
   tokens.reserve(encoded->size());

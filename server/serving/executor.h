@@ -23,7 +23,7 @@
 namespace mambascope::serving {
 
 struct ExecutorOptions {
-  BatchLimits batch;
+  BatchLimits batch = {};
   int32_t max_queue = 256;  // calls waiting for their first pass
 };
 

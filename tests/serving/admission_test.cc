@@ -52,7 +52,8 @@ TEST(Admission, AnUnknownModelNamesThoseThatExist) {
 
 TEST(Admission, EachBadFieldIsNamed) {
   EXPECT_THAT(RefusedFields(AtlasRequest("")), UnorderedElementsAre("text"));
-  EXPECT_THAT(RefusedFields(AtlasRequest(std::string(10 << 20, 'a'))), UnorderedElementsAre("text"));
+  EXPECT_THAT(RefusedFields(AtlasRequest(std::string(10 << 20, 'a'))),
+              UnorderedElementsAre("text"));
   EXPECT_THAT(RefusedFields(TinyRequest({})), UnorderedElementsAre("token_ids"));
   EXPECT_THAT(RefusedFields(TinyRequest({1, -1, 101})),
               UnorderedElementsAre("token_ids.ids[1]", "token_ids.ids[2]"));
@@ -66,8 +67,8 @@ TEST(Admission, EachBadFieldIsNamed) {
     EXPECT_THAT(RefusedFields(TinyRequest({1}, max_tokens)),
                 UnorderedElementsAre("generation.max_tokens"));
   }
-  for (float temperature : {-1.0f, std::numeric_limits<float>::quiet_NaN(),
-                            std::numeric_limits<float>::infinity()}) {
+  for (float temperature :
+       {-1.0f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     v1::PredictRequest request = TinyRequest({1});
     request.mutable_generation()->set_temperature(temperature);
     EXPECT_THAT(RefusedFields(request), UnorderedElementsAre("generation.temperature"));
@@ -95,12 +96,12 @@ TEST(Admission, AllViolationsComeAtOnce) {
   second->mutable_target()->set_position(500);
   request.add_explanations()->set_id("no method");
   EXPECT_THAT(RefusedFields(request),
-              UnorderedElementsAre("request_id", "generation.max_tokens", "generation.temperature",
-                                   "generation.top_p", "generation.top_k", "generation.top_logprobs",
-                                   "generation.stop[0]", "delivery.max_chunk_bytes", "delivery.dtype",
-                                   "labels", "explanations[0].raw_attention.start_layer",
-                                   "explanations[1].id", "explanations[1].target.position",
-                                   "explanations[2].method"));
+              UnorderedElementsAre(
+                  "request_id", "generation.max_tokens", "generation.temperature",
+                  "generation.top_p", "generation.top_k", "generation.top_logprobs",
+                  "generation.stop[0]", "delivery.max_chunk_bytes", "delivery.dtype", "labels",
+                  "explanations[0].raw_attention.start_layer", "explanations[1].id",
+                  "explanations[1].target.position", "explanations[2].method"));
 }
 
 TEST(Admission, AThousandWrongIdsAreNamedInBounds) {

@@ -71,7 +71,9 @@ TEST(PlanPass, PromptsAreCutOnlyAtMultiplesOfThePieceAndAlwaysFinish) {
         ++waiting;
         needs[i].position += tokens[i];
         needs[i].remaining -= tokens[i];
-        if (tokens[i] > 0 && needs[i].remaining > 0) EXPECT_EQ(needs[i].position % kPieceTokens, 0);
+        if (tokens[i] > 0 && needs[i].remaining > 0) {
+          EXPECT_EQ(needs[i].position % kPieceTokens, 0);
+        }
       }
       EXPECT_LE(total, budget + kPieceTokens);
       if (waiting == 0) break;

@@ -69,7 +69,9 @@ TEST(Executor, EventsComeInTheirOrder) {
       open = event.explanation_started().explanation_id();
       EXPECT_EQ(event.explanation_started().target().piece(), "ĠParis");
     }
-    if (event.has_tensor_chunk()) EXPECT_EQ(event.tensor_chunk().explanation_id(), open);
+    if (event.has_tensor_chunk()) {
+      EXPECT_EQ(event.tensor_chunk().explanation_id(), open);
+    }
     if (event.has_explanation_finished()) {
       EXPECT_EQ(event.explanation_finished().explanation_id(), open);
       EXPECT_EQ(event.explanation_finished().status().code(), 0);

@@ -18,9 +18,8 @@ std::vector<float> Certain(const ServedModel& model, int32_t token) {
 
 std::vector<int32_t> Ids(const ServedModel& model, const std::string& text) {
   std::vector<int32_t> ids;
-  for (const model::Token& token : *model.tokenizer->Encode(text, /*add_special_tokens=*/false)) {
-    ids.push_back(token.id);
-  }
+  const auto encoded = model.tokenizer->Encode(text, /*add_special_tokens=*/false);
+  for (const model::Token& token : *encoded) ids.push_back(token.id);
   return ids;
 }
 
@@ -80,7 +79,9 @@ TEST(Generation, WhatMightBeginAStopStringWaitsAndComesIfItDoesNot) {
     const v1::TokenEvent event = generation.Next(Certain(*model, ids[i]));
     delivered += event.text();
     full += *model->tokenizer->Decode(std::vector<int32_t>{ids[i]}, true);
-    if (full == "The capital of") EXPECT_EQ(delivered, "The capital");
+    if (full == "The capital of") {
+      EXPECT_EQ(delivered, "The capital");
+    }
   }
   EXPECT_EQ(delivered, text);
 }

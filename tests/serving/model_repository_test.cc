@@ -86,7 +86,8 @@ TEST(ModelRepository, AVocabularySmallerThanTheTokenizerIsRefused) {
   CopyTiny(folder / "m");
   fs::copy_file(fs::path(kRoot) / "deploy/models/atlas-mamba/1/tokenizer.json",
                 folder / "m" / "tokenizer.json");
-  EXPECT_THAT(Failure({"m=" + (folder / "m").string()}), HasSubstr("exceed the model's vocab_size 101"));
+  EXPECT_THAT(Failure({"m=" + (folder / "m").string()}),
+              HasSubstr("exceed the model's vocab_size 101"));
 }
 
 }  // namespace

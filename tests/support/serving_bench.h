@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "server/base/thread_pool.h"
+#include "server/observe/log.h"
 #include "server/observe/metrics.h"
 #include "server/serving/admission.h"
 #include "server/serving/completion.h"
@@ -25,7 +26,9 @@ class ServingBench {
         admission(&TestModels(), &budget, &metrics, &clock, limits),
         completion(&metrics, &clock),
         executor(&pool, &metrics, &completion, &clock, options),
-        stream_bytes_(limits.stream_bytes) {}
+        stream_bytes_(limits.stream_bytes) {
+    observe::SetLogLevel(observe::LogLevel::kOff);
+  }
 
   struct Sent {
     absl::Status refusal;  // OK: taken
@@ -35,7 +38,8 @@ class ServingBench {
     Sent sent;
     sent.results = std::make_shared<ResultStream>(stream_bytes_, [this] { executor.Wake(); });
     std::string model_name;
-    auto call = admission.Admit(std::move(request), clock.Now(), deadline, "id", sent.results, &model_name);
+    auto call =
+        admission.Admit(std::move(request), clock.Now(), deadline, "id", sent.results, &model_name);
     sent.refusal = call.status();
     if (call.ok()) sent.refusal = executor.Submit(*call);
     return sent;
@@ -70,7 +74,8 @@ class ServingBench {
 inline v1::PredictRequest TinyRequest(std::vector<int32_t> ids, int max_tokens = 1) {
   v1::PredictRequest request;
   request.set_model("tiny");
-  for (int32_t id : ids) request.mutable_token_ids()->add_ids(id);
+  v1::TokenIds* input = request.mutable_token_ids();
+  for (int32_t id : ids) input->add_ids(id);
   request.mutable_generation()->set_max_tokens(max_tokens);
   request.mutable_generation()->set_ignore_eos(true);
   return request;
