@@ -120,8 +120,8 @@ class Background {
 }  // namespace
 
 struct Weights::Storage {
-  std::unique_ptr<const SafetensorsFile> file;
-  std::vector<at::Tensor> tensors;  // those that are not in the file as they are used
+  std::unique_ptr<const SafetensorsFile> file;  // null once no tensor lies in it
+  std::vector<at::Tensor> tensors;              // borrowing from the file, or their own
 };
 
 Weights::Weights() : storage_(std::make_unique<Storage>()) {}
@@ -159,6 +159,7 @@ absl::StatusOr<std::unique_ptr<const Weights>> Weights::Load(const std::string& 
     expected.push_back({std::string(kHead), {config.vocabulary, config.d_model}, &weights->head_});
   }
 
+  bool borrowed = false;  // whether any tensor is used where it lies in the file
   std::vector<std::string> faults;
   std::set<absl::string_view> known = {kHead};
   std::set<DType> dtypes;
@@ -201,6 +202,7 @@ absl::StatusOr<std::unique_ptr<const Weights>> Weights::Load(const std::string& 
       }
     }
     *wanted.destination = tensor.data_ptr<float>();
+    borrowed |= tensor.data_ptr() == static_cast<const void*>(view->bytes.data());
     weights->parameters_ += tensor.numel();
     storage.tensors.push_back(std::move(tensor));
   }
@@ -221,6 +223,7 @@ absl::StatusOr<std::unique_ptr<const Weights>> Weights::Load(const std::string& 
   if (weights->head_ == nullptr) weights->head_ = weights->embeddings_;
   weights->stored_dtype_ = dtypes.size() == 1 ? std::string(Name(*dtypes.begin())) : "mixed";
   digest.Join();
+  if (!borrowed) storage.file.reset();  // all was widened: its pages would count as resident
   return weights;
 }
 
