@@ -45,15 +45,16 @@ struct Setup {
         kind(KindOf(explanation.attention_rollout())),
         row_sum(RowSum(explanation.attention_rollout())),
         prefix(kind == Kind::kProduct ? tokens : target + 1),
-        attention(reduction,
-                  kind == Kind::kProduct || kind == Kind::kMapRow ? LayerAttention::Want::kMap
-                                                                  : LayerAttention::Want::kRow,
-                  /*relu=*/false, config, tokens, prefix) {}
+        attention(reduction, Wanted(), /*relu=*/false, config, tokens, prefix) {}
 
   Kind KindOf(const Rollout& options) const {
     if (IsCode(variant)) return Kind::kCodeRow;
     if (options.rows() == v1::ROWS_ALL) return Kind::kProduct;
     return reduction.how == v1::REDUCTION_ABS_MEAN ? Kind::kMapRow : Kind::kAdjointRow;
+  }
+  LayerAttention::Want Wanted() const {
+    if (kind == Kind::kAdjointRow) return LayerAttention::Want::kRow;
+    return kind == Kind::kCodeRow ? LayerAttention::Want::kChannelRows : LayerAttention::Want::kMap;
   }
   bool RowSum(const Rollout& options) const {
     if (options.normalization() != Rollout::NORMALIZATION_UNSPECIFIED) {
@@ -363,7 +364,7 @@ class AttentionRollout : public Method {
     constexpr int64_t kRows = 8;  // three rows in double, and float forms of one
     int64_t floats = kRows * tokens;
     if (setup.kind == Setup::Kind::kMapRow) floats += setup.prefix * setup.prefix;
-    if (all_rows) floats += 2 * tokens * tokens + kBlock * (tokens + 64 * kBlock);
+    if (all_rows) floats += 2 * tokens * tokens + kBlock * (tokens + 16 * kBlock);
     plan.memory_bytes = setup.attention.memory_bytes() + 4 * floats +
                         Reconstruction::MemoryBytes(config, setup.prefix);
     return plan;

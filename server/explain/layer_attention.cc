@@ -14,17 +14,22 @@ namespace {
 
 // A slice should take about 20 ms on two AVX2 cores, so that it stays below 50 on half of that.
 constexpr int64_t kGemmWork = int64_t{1} << 30;  // multiply-adds of mean maps
-constexpr int64_t kMapWork = int64_t{1} << 28;   // of maps by channel, which no GEMM computes
+constexpr int64_t kMapWork = int64_t{1} << 29;   // of |alpha|, which no GEMM computes
 constexpr int64_t kScanWork = int64_t{1} << 24;  // exponentials of scans
 
 // Pieces are whole vectors of every instruction set.
 constexpr int64_t kLanes = 16;
 
-// What the kernels allocate (their headers say: little beside the map, and linear in the tokens).
-constexpr int64_t kMapScratchFloats = int64_t{8} << 20;
-
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
+}
+
+// What the map kernels allocate beside the map, in floats: two blocks of channels factored for all
+// tokens, and a strip of rows on each thread.
+int64_t MapScratch(int64_t tokens, int64_t d_state) {
+  const int64_t depth = std::max<int64_t>(RoundUp(256 / d_state, 16), 16) * d_state;
+  constexpr int64_t kThreads = 16, kStrip = 64;
+  return 4 * RoundUp(tokens, 128) * depth + kThreads * kStrip * depth + 2 * tokens * d_state;
 }
 
 }  // namespace
@@ -53,24 +58,24 @@ LayerAttention::LayerAttention(ChannelReduction reduction, Want want, bool relu,
   if (top) rank_ = Pieces::Cut(d_inner_, map_work(tokens), kMapWork);
   channels_ = reduction_.channels;
   const int64_t members = top ? reduction_.top_k : static_cast<int64_t>(channels().size());
-  pieces_ = want == Want::kRow
-                ? Pieces::Cut(members, prefix * d_state_, kScanWork)
-                : Pieces::Cut(members, map_work(prefix), absolute ? kMapWork : kGemmWork);
+  pieces_ = want == Want::kMap
+                ? Pieces::Cut(members, map_work(prefix), absolute ? kMapWork : kGemmWork)
+                : Pieces::Cut(members, prefix * d_state_, kScanWork);
 }
 
 int64_t LayerAttention::memory_bytes() const {
   const int64_t piece = std::max(rank_.size, pieces_.size);
-  int64_t floats = scanned_ * d_inner_;
-  floats += piece * (scanned_ + d_state_) + 2 * d_inner_;
-  if (want_ == Want::kRow) {
-    floats += pieces_.size * prefix_;  // rows of a piece, or the kernels' sums of channel groups
-    floats += scanned_ * kLanes + 64 * d_state_ * kLanes;  // a last incomplete group; states
-  }
-  int64_t scratch = 0;
-  if (rank_.count() > 0) scratch = std::max(kMapScratchFloats, scanned_ * scanned_);
+  int64_t floats = scanned_ * d_inner_ + 3 * d_inner_;
+  if (std::min(piece, pieces_.size) < d_inner_) floats += piece * (scanned_ + d_state_);
+  int64_t scratch = rank_.count() > 0 ? MapScratch(scanned_, d_state_) : 0;
   if (want_ == Want::kMap) {
-    scratch = std::max({scratch, kMapScratchFloats, prefix_ * prefix_});
+    scratch = std::max(scratch, MapScratch(prefix_, d_state_));
     if (pieces_.count() > 1) floats += prefix_ * prefix_;
+  } else {
+    // Rows of a piece, or the kernels' sums over channel groups; a last incomplete group; states.
+    const bool rows = want_ == Want::kChannelRows || reduction_.how == v1::REDUCTION_ABS_MEAN;
+    floats += prefix_ * (rows ? pieces_.size : pieces_.size / kLanes + 2);
+    floats += kLanes * (prefix_ + 16 * d_state_);
   }
   return 4 * (floats + scratch);
 }

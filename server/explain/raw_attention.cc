@@ -24,7 +24,8 @@ struct Setup {
         start_layer(explanation.raw_attention().start_layer()),
         layers(config.layers - start_layer),
         variant(VariantOf(explanation.raw_attention().variant())),
-        attention(ReductionOf(explanation.raw_attention(), config), LayerAttention::Want::kRow,
+        attention(ReductionOf(explanation.raw_attention(), config),
+                  IsCode(variant) ? LayerAttention::Want::kChannelRows : LayerAttention::Want::kRow,
                   /*relu=*/false, config, tokens, target + 1) {}
 
   int64_t steps_per_layer() const { return attention.rank_pieces() + attention.pieces(); }

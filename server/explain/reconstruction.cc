@@ -44,7 +44,7 @@ Reconstruction::Reconstruction(const Subject& subject)
 
 int64_t Reconstruction::MemoryBytes(const model::ModelConfig& config, int64_t prefix) {
   const int64_t channels = RowChannels(config.d_inner);
-  return 4 * (prefix * (2 * channels + 16 + 4) + config.d_state * (channels + 64 * 16));
+  return 4 * (prefix * (2 * channels + 16 + 4) + config.d_state * (channels + 16 * 16));
 }
 
 std::vector<int64_t> Reconstruction::Places(int32_t layer, int64_t count) const {

@@ -1,0 +1,143 @@
+// That a plan bounds what its explanation allocates, and not by much more: admission turns requests
+// away on its word. Every allocation of this program is counted.
+#include <malloc.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+
+#include "gtest/gtest.h"
+#include "tests/explain/explained.h"
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+
+namespace {
+std::atomic<int64_t> held{0}, peak{0};
+
+void* Count(void* memory) {
+  if (memory != nullptr) {
+    const auto size = static_cast<int64_t>(malloc_usable_size(memory));
+    const int64_t now = held.fetch_add(size) + size;
+    int64_t highest = peak.load();
+    while (now > highest && !peak.compare_exchange_weak(highest, now)) {
+    }
+  }
+  return memory;
+}
+}  // namespace
+
+extern "C" {
+void* __libc_malloc(size_t size);
+void* __libc_calloc(size_t count, size_t size);
+void* __libc_realloc(void* memory, size_t size);
+void* __libc_memalign(size_t alignment, size_t size);
+void __libc_free(void* memory);
+
+void* malloc(size_t size) { return Count(__libc_malloc(size)); }
+void* calloc(size_t count, size_t size) { return Count(__libc_calloc(count, size)); }
+void* aligned_alloc(size_t alignment, size_t size) {
+  return Count(__libc_memalign(alignment, size));
+}
+int posix_memalign(void** memory, size_t alignment, size_t size) {
+  *memory = Count(__libc_memalign(alignment, size));
+  return *memory == nullptr ? ENOMEM : 0;
+}
+void free(void* memory) {
+  if (memory != nullptr) held.fetch_sub(static_cast<int64_t>(malloc_usable_size(memory)));
+  __libc_free(memory);
+}
+void* realloc(void* memory, size_t size) {
+  if (memory != nullptr) held.fetch_sub(static_cast<int64_t>(malloc_usable_size(memory)));
+  return Count(__libc_realloc(memory, size));
+}
+}
+
+namespace mambascope {
+namespace {
+
+class NullSink : public explain::EventSink {
+ public:
+  void Send(v1::PredictEvent) override {}
+};
+
+// Bytes at the highest point, beyond what was there before.
+int64_t PeakOf(testing::Traced& traced, const v1::Explanation& explanation) {
+  const auto* method = explain::FindMethod(explain::MethodName(explanation));
+  const auto plan = method->MakePlan(explanation, traced.model().config(), traced.trace.tokens,
+                                     v1::DATA_TYPE_FP32);
+  NullSink sink;
+  explain::TensorWriter writer("id", plan.tensors, 1024, &sink);
+  const int64_t before = held.load();
+  peak.store(before);
+  const auto explaining = method->Start(explanation, traced.SubjectAt(traced.trace.tokens - 1));
+  for (int32_t slice = 0; slice < plan.slices; ++slice) {
+    EXPECT_TRUE(explaining->Step(writer).ok());
+  }
+  return peak.load() - before;
+}
+
+std::vector<v1::Explanation> Explanations() {
+  std::vector<v1::Explanation> all;
+  for (const auto how :
+       {v1::REDUCTION_MEAN, v1::REDUCTION_ABS_MEAN, v1::REDUCTION_TOP_K, v1::REDUCTION_CHANNELS}) {
+    const auto add_channels = [&](auto* options) {
+      options->set_reduction(how);
+      for (int c = 0; how == v1::REDUCTION_CHANNELS && c < 20; ++c) options->add_channels(5 * c);
+    };
+    for (const auto rows : {v1::ROWS_ALL, v1::ROWS_TARGET}) {
+      auto* hidden = all.emplace_back().mutable_hidden_attention();
+      add_channels(hidden);
+      hidden->set_rows(rows);
+      for (const auto normalization : {v1::AttentionRollout::NORMALIZATION_PAPER,
+                                       v1::AttentionRollout::NORMALIZATION_ROW_SUM}) {
+        auto* rollout = all.emplace_back().mutable_attention_rollout();
+        add_channels(rollout);
+        rollout->set_rows(rows);
+        rollout->set_normalization(normalization);
+      }
+    }
+    add_channels(all.emplace_back().mutable_raw_attention());
+  }
+  all.emplace_back().mutable_raw_attention()->set_variant(v1::VARIANT_CODE);
+  all.emplace_back().mutable_attention_rollout()->set_variant(v1::VARIANT_CODE_QUIRKS);
+  for (const auto part : {v1::PART_STATE, v1::PART_H, v1::PART_Q, v1::PART_K}) {
+    auto* hidden = all.emplace_back().mutable_hidden_attention();
+    hidden->set_part(part);
+    for (int c = 0; c < 20; ++c) hidden->add_channels(5 * c);
+  }
+  return all;
+}
+
+TEST(Memory, PlansBoundWhatIsAllocated) {
+  testing::RandomModel random;
+  random.d_model = 64;
+  random.d_inner = 384;
+  random.d_state = 16;
+  random.layers = 2;
+  const auto model = testing::LoadRandomModel(random);
+  for (const int tokens : {1, 400}) {
+    testing::Traced traced(*model, testing::RandomTokens(*model, tokens, 1));
+    for (const v1::Explanation& explanation : Explanations()) {
+      SCOPED_TRACE(std::to_string(tokens) + " tokens, " + explanation.ShortDebugString());
+      const auto* method = explain::FindMethod(explain::MethodName(explanation));
+      const int64_t planned =
+          method->MakePlan(explanation, model->config(), tokens, v1::DATA_TYPE_FP32).memory_bytes;
+      // The lesser of two, because BLIS keeps its first packing buffers for the process.
+      const int64_t first = PeakOf(traced, explanation);
+      const int64_t allocated = std::min(first, PeakOf(traced, explanation));
+      EXPECT_LE(allocated, planned);
+      // Twice, and what scratch of threads that are not there would take.
+      EXPECT_LE(planned, 2 * allocated + (2 << 20));
+      if (std::getenv("PRINT_MEMORY") != nullptr) {
+        std::printf("%4d tokens: %9ld planned %9ld  %s\n", tokens, static_cast<long>(allocated),
+                    static_cast<long>(planned), explanation.ShortDebugString().c_str());
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mambascope
+
+#endif
