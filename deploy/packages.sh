@@ -12,7 +12,7 @@ packages=(
   cargo-web rustc-web                 # the tokenizer; Debian's plain rustc is too old
 )
 if [ "${1:-}" = --tests ]; then
-  packages+=(git libgtest-dev libgmock-dev libbenchmark-dev python3 clang-format-16 prometheus)
+  packages+=(git curl python3 python3-venv libgtest-dev libgmock-dev libbenchmark-dev clang-format-16 prometheus)
 fi
 
 missing=()
