@@ -3,9 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
 #include <filesystem>
 #include <random>
+#include <span>
 #include <string>
 
 #include "tests/support/safetensors_io.h"
@@ -66,8 +67,7 @@ TEST_F(Safetensors, GivesEveryTensorAsItWasWritten) {
     ASSERT_NE(view, nullptr);
     EXPECT_EQ(Name(view->dtype), tensor.dtype);
     EXPECT_EQ(view->shape, tensor.shape);
-    ASSERT_EQ(view->bytes.size(), tensor.bytes.size());
-    EXPECT_EQ(std::memcmp(view->bytes.data(), tensor.bytes.data(), tensor.bytes.size()), 0);
+    EXPECT_TRUE(std::ranges::equal(view->bytes, std::as_bytes(std::span(tensor.bytes))));
   }
   EXPECT_EQ((*file)->Find("other"), nullptr);
 }

@@ -88,7 +88,7 @@ template <typename T>
 std::vector<T> ValuesAs(const StoredTensor& tensor, const char* dtype) {
   if (tensor.dtype != dtype) throw std::runtime_error("stored as " + tensor.dtype);
   std::vector<T> values(tensor.bytes.size() / sizeof(T));
-  std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
+  if (!values.empty()) std::memcpy(values.data(), tensor.bytes.data(), values.size() * sizeof(T));
   return values;
 }
 inline std::vector<double> F64(const StoredTensor& tensor) {
@@ -102,8 +102,8 @@ inline std::vector<int32_t> I32(const StoredTensor& tensor) {
 template <typename T>
 StoredTensor Store(const char* dtype, std::vector<int64_t> shape, const std::vector<T>& values) {
   StoredTensor tensor{dtype, std::move(shape), {}};
-  tensor.bytes.resize(values.size() * sizeof(T));
-  std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
+  const auto* bytes = reinterpret_cast<const uint8_t*>(values.data());
+  tensor.bytes.assign(bytes, bytes + values.size() * sizeof(T));
   if (tensor.size() != static_cast<int64_t>(values.size())) throw std::runtime_error("shape");
   return tensor;
 }
