@@ -236,10 +236,10 @@ Blis ChooseBlis() {
   Blis blis{bli_gks_query_cntx(), bli_arch_query_id(), {}};
 #ifdef BLIS_CONFIG_SKX
   // BLIS counts a CPU's AVX-512 units by its model name, and takes AVX2 for a name it does not
-  // know, such as a virtual machine's plain "Xeon Processor": 71 GFLOP/s a core instead of 143
-  // (Sapphire Rapids, M = 1024). Decided by the instruction set, never by a clock: the block
-  // lengths differ, so the choice is part of a result's bits. Who sets BLIS_ARCH_TYPE keeps what
-  // was asked for.
+  // know, such as a virtual machine's plain "Xeon Processor": 65 GFLOP/s a core instead of 106 at M
+  // = 1024 (medians of 7 rounds in one run on such a VM under load; the best of 6 on another run 71
+  // and 143). Decided by the instruction set, never by a clock: the block lengths differ, so the
+  // choice is part of a result's bits. Who sets BLIS_ARCH_TYPE keeps what was asked for.
   if (blis.architecture == BLIS_ARCH_HASWELL && (hwy::SupportedTargets() & HWY_AVX3) != 0 &&
       std::getenv("BLIS_ARCH_TYPE") == nullptr) {
     blis.context = bli_gks_lookup_nat_cntx(BLIS_ARCH_SKX);

@@ -13,9 +13,10 @@ struct BlockLengths {
   int64_t length = 0, longest = 0;
 };
 
-// A library GEMM packs the weights anew for each call; few rows do not pay that back. 768 x 1536
-// weights, one thread of a Sapphire Rapids VM, GFLOP/s of BLIS and of ours: 1 row 1.5 and 5.4, 8
-// rows 12 and 36, 16 rows 21 and 59, 32 rows 35 and 84, 64 rows 75 and 88, 96 rows 77 and 66.
+// A library GEMM packs the weights anew for each call; few rows do not pay that back. GFLOP/s of
+// BLIS and of ours, 3072 x 768 weights out of cache: 1 row 1.7 and 5.3, 8 rows 11 and 34, 16 rows
+// 18 and 54, 32 rows 38 and 64, 64 rows 55 and 64, 80 rows 64 and 66, 96 rows 74 and 67 (medians of
+// 15 alternating rounds, one thread's CPU time, Sapphire Rapids VM under a load of 11).
 inline constexpr int64_t kFewRows = 64;
 
 // The fewest weight rows the own kernel takes: the lanes of the widest register.
