@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -137,6 +138,9 @@ void LayerAttention::Rank(int64_t piece) {
       std::span<const int32_t>(all_).subspan(begin, std::min(rank_.size, rank_.channels - begin));
   kernels::ChannelMass(*pool_, Select(whole_, members), mass_.data() + begin);
   if (piece + 1 < rank_.count()) return;
+  for (float& mass : mass_) {  // what is not a number comes first, so that the result shows it
+    if (std::isnan(mass)) mass = std::numeric_limits<float>::infinity();
+  }
   channels_ = all_;
   const auto end = channels_.begin() + reduction_.top_k;
   std::partial_sort(channels_.begin(), end, channels_.end(), [&](int32_t a, int32_t b) {

@@ -11,7 +11,10 @@
 namespace mambascope::explain {
 namespace {
 
-// fp32 sums of the same terms in another order: TOLERANCE_MEASURED
+// Sums of the same fp32 terms in another order. Measured: at most 5e-7 of the largest |y| for maps
+// and 2e-6 for single rows, over the golden models, the demo model up to 3000 tokens and 200 random
+// models; the excess is room for other machines and longer inputs. A wrong token, decay or channel
+// shows as 1e-3 or more.
 constexpr float kTolerance = 1e-4f;
 
 // How many channels are compared in a layer, so that it costs a few percent of the layer's
