@@ -246,9 +246,9 @@ TEST_F(ServerTest, AClientThatLeavesStopsTheGeneration) {
   for (int i = 0; i < 1000 && Metric("mambascope_calls_in_flight") > 0; ++i)
     std::this_thread::yield();
   EXPECT_EQ(Metric("mambascope_running_sequences"), 0);
-  const double steps = Metric("mambascope_decode_steps_total");
+  const double steps = Metric("mambascope_decode_steps_total{model=\"tiny\"}");
   EXPECT_TRUE(Predict(Capital()).status.ok());
-  EXPECT_EQ(Metric("mambascope_decode_steps_total"), steps) << "nobody decodes any more";
+  EXPECT_EQ(Metric("mambascope_decode_steps_total{model=\"tiny\"}"), steps) << "nobody decodes any more";
 }
 
 TEST_F(ServerTest, ADeadlineEndsACallAndItsWork) {
