@@ -1,0 +1,134 @@
+#include "client/cli/safetensors_writer.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/status.h"
+
+namespace mambascope::cli {
+namespace {
+
+constexpr char kMetadata[] = "__metadata__";
+
+std::string WhyNot(const std::string& path) {
+  return absl::StrCat("cannot write ", path, ": ", std::strerror(errno));
+}
+
+absl::Status Claim(const std::string& name, const Tensor& tensor, NamedTensors* tensors) {
+  if (name == kMetadata || !tensors->emplace(name, &tensor).second) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("two things would be named '", name, "' in the file: choose another id"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<NamedTensors> TensorsForFile(const Answer& answer) {
+  NamedTensors tensors;
+  for (const Tensor& tensor : answer.tensors().tensors()) {
+    RETURN_IF_ERROR(Claim(tensor.info.name(), tensor, &tensors));
+  }
+  for (const ExplanationAnswer& explanation : answer.explanations()) {
+    if (!explanation.succeeded()) continue;
+    const std::string& id = explanation.started.explanation_id();
+    const std::vector<Tensor>& all = explanation.tensors.tensors();
+    for (size_t i = 0; i < all.size(); ++i) {
+      RETURN_IF_ERROR(
+          Claim(i == 0 ? id : absl::StrCat(id, "/", all[i].info.name()), all[i], &tensors));
+    }
+  }
+  return tensors;
+}
+
+SafetensorsFile::SafetensorsFile(std::string path, std::string temporary, std::FILE* file)
+    : path_(std::move(path)), temporary_(std::move(temporary)), file_(file) {}
+
+SafetensorsFile::SafetensorsFile(SafetensorsFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      temporary_(std::move(other.temporary_)),
+      file_(std::exchange(other.file_, nullptr)) {}
+
+SafetensorsFile::~SafetensorsFile() {
+  if (file_ == nullptr) return;
+  std::fclose(file_);
+  unlink(temporary_.c_str());
+}
+
+absl::StatusOr<SafetensorsFile> SafetensorsFile::Create(const std::string& path) {
+  std::string temporary = absl::StrCat(path, ".XXXXXX");
+  struct stat status;
+  if (stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
+    errno = EISDIR;
+    return absl::InvalidArgumentError(WhyNot(path));
+  }
+  const int descriptor = mkstemp(temporary.data());
+  if (descriptor < 0) return absl::InvalidArgumentError(WhyNot(path));
+  // mkstemp makes files for their owner alone; this one is as public as any other that the user
+  // makes.
+  const mode_t mask = umask(0);
+  umask(mask);
+  std::FILE* file = fchmod(descriptor, 0666 & ~mask) == 0 ? fdopen(descriptor, "wb") : nullptr;
+  if (file == nullptr) {
+    absl::Status error = absl::InvalidArgumentError(WhyNot(path));
+    close(descriptor);
+    unlink(temporary.c_str());
+    return error;
+  }
+  return SafetensorsFile(path, std::move(temporary), file);
+}
+
+bool SafetensorsFile::Put(absl::string_view bytes) {
+  return std::fwrite(bytes.data(), 1, bytes.size(), file_) == bytes.size();
+}
+
+absl::Status SafetensorsFile::Write(const std::map<std::string, std::string>& metadata,
+                                    const NamedTensors& tensors) {
+  nlohmann::json header = {{kMetadata, metadata}};
+  int64_t offset = 0;
+  for (const auto& [name, tensor] : tensors) {
+    const v1::TensorInfo& info = tensor->info;
+    const bool widened = info.dtype() == v1::DATA_TYPE_FP16;
+    const int64_t bytes = static_cast<int64_t>(tensor->bytes.size()) * (widened ? 2 : 1);
+    nlohmann::json shape = nlohmann::json::array();
+    for (const auto& axis : info.axes()) shape.push_back(axis.size());
+    header[name] = {{"dtype", info.dtype() == v1::DATA_TYPE_INT32 ? "I32" : "F32"},
+                    {"shape", std::move(shape)},
+                    {"data_offsets", {offset, offset + bytes}}};
+    offset += bytes;
+  }
+  std::string text = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  text.append((8 - text.size() % 8) % 8, ' ');
+  static_assert(std::endian::native == std::endian::little);
+  const uint64_t length = text.size();
+  bool written = Put({reinterpret_cast<const char*>(&length), sizeof(length)}) && Put(text);
+  for (auto entry = tensors.begin(); written && entry != tensors.end(); ++entry) {
+    const Tensor& tensor = *entry->second;
+    if (tensor.info.dtype() == v1::DATA_TYPE_FP16) {
+      ASSIGN_OR_RETURN(const std::vector<float> values, Floats(tensor));
+      written = Put({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
+    } else {
+      written = Put(tensor.bytes);
+    }
+  }
+  // Flushed to the disk before the rename: otherwise a crash could leave an empty file under the
+  // name.
+  written = written && std::fflush(file_) == 0 && fsync(fileno(file_)) == 0 &&
+            std::rename(temporary_.c_str(), path_.c_str()) == 0;
+  if (!written) return absl::UnavailableError(WhyNot(path_));
+  std::fclose(std::exchange(file_, nullptr));
+  return absl::OkStatus();
+}
+
+}  // namespace mambascope::cli
