@@ -1,0 +1,195 @@
+#include "client/cli/info_commands.h"
+
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "client/cli/connection.h"
+#include "client/cli/interrupt.h"
+#include "client/cli/json_line.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+#include "mambascope/v1/model.grpc.pb.h"
+#include "mambascope/v1/prediction.grpc.pb.h"
+
+namespace mambascope::cli {
+namespace {
+
+using Row = std::vector<std::string>;  // escaped cells
+
+// Columns as wide as their widest cell; the last one is not filled up.
+void PrintTable(const std::vector<Row>& rows, std::ostream& out) {
+  std::vector<int> widths;
+  for (const Row& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], DisplayWidth(row[i]));
+  }
+  for (const Row& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      if (i + 1 == row.size()) {
+        out << row[i] << "\n";
+      } else {
+        out << Fitted(row[i], widths[i]) << "  ";
+      }
+    }
+  }
+}
+
+// Runs one unary call under the timeout and Ctrl-C.
+template <typename Call>
+ExitCode Run(double timeout, const Output& output, const Call& call) {
+  grpc::ClientContext context;
+  SetTimeout(timeout, &context);
+  const InterruptibleCall interruptible(&context);
+  const grpc::Status status = call(&context);
+  if (status.ok()) return kDone;
+  if (interruptible.interrupted()) return kInterrupted;
+  PrintError(DetailedStatus(status), output.err_screen, output.err);
+  return kRefused;
+}
+
+ExitCode PrintJson(const google::protobuf::Message& message, const Output& output) {
+  const absl::Status status = WriteJsonLine(message, output.out);
+  if (status.ok()) return kDone;
+  PrintError(std::string(status.message()), output.err_screen, output.err);
+  return kFailedHere;
+}
+
+std::string StateName(v1::ModelState state) {
+  absl::string_view name = v1::ModelState_Name(state);
+  absl::ConsumePrefix(&name, "MODEL_STATE_");
+  return absl::AsciiStrToLower(name);
+}
+
+std::string Bytes(int64_t bytes) {
+  if (bytes < 1024) return absl::StrCat(bytes, " B");
+  double size = static_cast<double>(bytes) / 1024;
+  size_t unit = 0;
+  static constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB"};
+  for (; size >= 1024 && unit < 3; ++unit) size /= 1024;
+  return absl::StrFormat("%.1f %s", size, kUnits[unit]);
+}
+
+void PrintModel(const v1::GetModelResponse& response, const Output& output) {
+  const auto safe = [&](absl::string_view text) { return Escaped(text, output.screen.utf8); };
+  const v1::Model& model = response.model();
+  const v1::ModelSizes& sizes = model.sizes();
+  std::string state = StateName(model.state());
+  if (!model.state_message().empty()) absl::StrAppend(&state, ": ", safe(model.state_message()));
+  PrintTable(
+      {{"model", absl::StrCat(safe(model.name()), "@", safe(model.version()))},
+       {"state", state},
+       {"family", safe(model.family())},
+       {"digest", safe(model.digest())},
+       {"parameters", absl::StrCat(sizes.parameters())},
+       {"weights", absl::StrCat(safe(sizes.weight_dtype()), ", ", Bytes(sizes.weight_bytes()))},
+       {"layers", absl::StrCat(sizes.layers())},
+       {"d_model", absl::StrCat(sizes.d_model())},
+       {"d_inner", absl::StrCat(sizes.d_inner())},
+       {"d_state", absl::StrCat(sizes.d_state())},
+       {"d_conv", absl::StrCat(sizes.d_conv())},
+       {"dt_rank", absl::StrCat(sizes.dt_rank())},
+       {"vocabulary", absl::StrCat(sizes.vocabulary())},
+       {"max input", absl::StrCat(model.max_input_tokens(), " tokens")},
+       {"tokenizer", model.has_tokenizer() ? "yes" : "no: token ids only"}},
+      output.out);
+  if (response.methods().empty()) return;
+  std::vector<Row> methods = {{"method", "result", "memory"}};
+  for (const v1::MethodInfo& method : response.methods()) {
+    methods.push_back(
+        {safe(method.name()), Bytes(method.result_bytes()), Bytes(method.memory_bytes())});
+  }
+  output.out << "\n";
+  PrintTable(methods, output.out);
+}
+
+void PrintModels(const v1::ListModelsResponse& response, const Output& output) {
+  const auto safe = [&](absl::string_view text) { return Escaped(text, output.screen.utf8); };
+  std::vector<Row> rows = {
+      {"model", "state", "family", "parameters", "layers", "max input", "tokenizer", "digest"}};
+  for (const v1::Model& model : response.models()) {
+    rows.push_back({absl::StrCat(safe(model.name()), "@", safe(model.version())),
+                    StateName(model.state()), safe(model.family()),
+                    absl::StrCat(model.sizes().parameters()), absl::StrCat(model.sizes().layers()),
+                    absl::StrCat(model.max_input_tokens()), model.has_tokenizer() ? "yes" : "no",
+                    safe(model.digest().substr(0, 12))});
+  }
+  PrintTable(rows, output.out);
+}
+
+}  // namespace
+
+ExitCode Tokenize(const std::shared_ptr<grpc::Channel>& channel, const TokenizeFlags& flags,
+                  const Output& output) {
+  v1::TokenizeRequest request;
+  request.set_model(flags.model);
+  request.set_text(flags.text);
+  v1::TokenizeResponse response;
+  const auto stub = v1::PredictionService::NewStub(channel);
+  const ExitCode code = Run(flags.timeout, output, [&](grpc::ClientContext* context) {
+    return stub->Tokenize(context, request, &response);
+  });
+  if (code != kDone) return code;
+  if (flags.json) return PrintJson(response, output);
+  std::vector<Row> rows = {{"pos", "id", "bytes", "piece", "flags"}};
+  for (const v1::Token& token : response.tokens()) {
+    std::vector<std::string> marks;
+    if (token.special()) marks.emplace_back("special");
+    if (token.partial()) marks.emplace_back("partial");
+    rows.push_back({absl::StrCat(rows.size() - 1), absl::StrCat(token.id()),
+                    absl::StrCat(token.begin_byte(), "-", token.end_byte()),
+                    Escaped(token.piece(), output.screen.utf8, Spaces::kVisible),
+                    absl::StrJoin(marks, " ")});
+  }
+  PrintTable(rows, output.out);
+  return kDone;
+}
+
+ExitCode Models(const std::shared_ptr<grpc::Channel>& channel, const ModelsFlags& flags,
+                const Output& output) {
+  const auto stub = v1::ModelService::NewStub(channel);
+  if (flags.models.empty()) {
+    v1::ListModelsResponse response;
+    const ExitCode code = Run(flags.timeout, output, [&](grpc::ClientContext* context) {
+      return stub->ListModels(context, {}, &response);
+    });
+    if (code != kDone) return code;
+    if (flags.json) return PrintJson(response, output);
+    PrintModels(response, output);
+    return kDone;
+  }
+  for (size_t i = 0; i < flags.models.size(); ++i) {
+    v1::GetModelRequest request;
+    request.set_model(flags.models[i]);
+    request.set_length(flags.length);
+    v1::GetModelResponse response;
+    ExitCode code = Run(flags.timeout, output, [&](grpc::ClientContext* context) {
+      return stub->GetModel(context, request, &response);
+    });
+    if (code == kDone && flags.json) code = PrintJson(response, output);
+    if (code != kDone) return code;
+    if (flags.json) continue;
+    if (i > 0) output.out << "\n";
+    PrintModel(response, output);
+  }
+  return kDone;
+}
+
+ExitCode Health(const std::shared_ptr<grpc::Channel>& channel, const HealthFlags& flags,
+                const Output& output) {
+  grpc::health::v1::HealthCheckRequest request;
+  request.set_service(flags.service);
+  grpc::health::v1::HealthCheckResponse response;
+  const auto stub = grpc::health::v1::Health::NewStub(channel);
+  const ExitCode code = Run(flags.timeout, output, [&](grpc::ClientContext* context) {
+    return stub->Check(context, request, &response);
+  });
+  if (code != kDone) return code;
+  output.out << grpc::health::v1::HealthCheckResponse::ServingStatus_Name(response.status())
+             << "\n";
+  return response.status() == grpc::health::v1::HealthCheckResponse::SERVING ? kDone : kRefused;
+}
+
+}  // namespace mambascope::cli
