@@ -18,18 +18,20 @@ constexpr int64_t kGemmWork = int64_t{1} << 30;  // multiply-adds of mean maps
 constexpr int64_t kMapWork = int64_t{1} << 29;   // of |alpha|, which no GEMM computes
 constexpr int64_t kScanWork = int64_t{1} << 24;  // exponentials of scans
 
-// Pieces are whole vectors of every instruction set.
+// Pieces are whole registers of every instruction set, and large ones whole groups of the scans.
 constexpr int64_t kLanes = 16;
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+constexpr int64_t kThreads = 16;  // as many are reckoned with where each has scratch of its own
+
 // What the map kernels allocate beside the map, in floats: two blocks of channels factored for all
 // tokens, and a strip of rows on each thread.
 int64_t MapScratch(int64_t tokens, int64_t d_state) {
   const int64_t depth = std::max<int64_t>(RoundUp(256 / d_state, 16), 16) * d_state;
-  constexpr int64_t kThreads = 16, kStrip = 64;
+  constexpr int64_t kStrip = 64;
   return 4 * RoundUp(tokens, 128) * depth + kThreads * kStrip * depth + 2 * tokens * d_state;
 }
 
@@ -40,7 +42,8 @@ Pieces Pieces::Cut(int64_t channels, int64_t work_per_channel, int64_t budget) {
       std::clamp<int64_t>(budget / std::max<int64_t>(work_per_channel, 1), 1, channels);
   const int64_t count = (channels + most - 1) / most;
   const int64_t even = (channels + count - 1) / count;
-  return {channels, std::min(channels, even < kLanes ? even : RoundUp(even, kLanes))};
+  const int64_t multiple = even < kLanes ? 1 : even < 4 * kAdjointGroup ? kLanes : kAdjointGroup;
+  return {channels, std::min(channels, RoundUp(even, multiple))};
 }
 
 LayerAttention::LayerAttention(ChannelReduction reduction, Want want, bool relu,
@@ -76,7 +79,7 @@ int64_t LayerAttention::memory_bytes() const {
     // Rows of a piece, or the kernels' sums over channel groups; a last incomplete group; states.
     const bool rows = want_ == Want::kChannelRows || reduction_.how == v1::REDUCTION_ABS_MEAN;
     floats += prefix_ * (rows ? pieces_.size : pieces_.size / kLanes + 2);
-    floats += kLanes * (prefix_ + 16 * d_state_);
+    floats += kAdjointGroup * (prefix_ + kThreads * d_state_);
   }
   return 4 * (floats + scratch);
 }

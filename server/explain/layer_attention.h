@@ -102,6 +102,9 @@ class LayerAttention {
   Array<float> part_;         // what a piece adds: a map, a row, or rows of its channels
 };
 
+// The adjoint scans work on this many channels side by side, and copy a group that is not full.
+constexpr int64_t kAdjointGroup = 64;
+
 // kInternal, naming method and layer, if a value is not finite: such a result is not evidence.
 absl::Status CheckFinite(absl::string_view method, int32_t layer, std::span<const float> values);
 

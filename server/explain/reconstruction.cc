@@ -47,7 +47,9 @@ Reconstruction::Reconstruction(const Subject& subject)
 
 int64_t Reconstruction::MemoryBytes(const model::ModelConfig& config, int64_t prefix) {
   const int64_t channels = RowChannels(config.d_inner);
-  return 4 * (prefix * (2 * channels + 16 + 4) + config.d_state * (channels + 16 * 16));
+  constexpr int64_t kThreads = 16, kVectors = 4;
+  return 4 * (prefix * (2 * channels + kAdjointGroup + kVectors) +
+              config.d_state * (channels + kThreads * kAdjointGroup));
 }
 
 std::vector<int64_t> Reconstruction::Places(int32_t layer, int64_t count) const {
