@@ -42,9 +42,24 @@ google::rpc::Status DetailedStatus(const grpc::Status& status) {
   return detailed;
 }
 
+namespace {
+
+// The message lists wrong fields for those who read no details; here they follow, one a line.
+std::string Headline(const google::rpc::Status& status) {
+  for (const google::protobuf::Any& detail : status.details()) {
+    google::rpc::BadRequest bad;
+    if (!detail.UnpackTo(&bad)) continue;
+    const int count = bad.field_violations_size();
+    return absl::StrCat(count, count == 1 ? " field is wrong" : " fields are wrong");
+  }
+  return status.message();
+}
+
+}  // namespace
+
 void PrintError(const google::rpc::Status& status, const Screen& screen, std::ostream& err) {
   const auto safe = [&](absl::string_view text) { return Escaped(text, screen.utf8); };
-  err << "error: " << CodeName(status.code()) << ": " << safe(status.message()) << "\n";
+  err << "error: " << CodeName(status.code()) << ": " << safe(Headline(status)) << "\n";
   for (const google::protobuf::Any& detail : status.details()) {
     google::rpc::BadRequest bad_request;
     google::rpc::QuotaFailure quota;

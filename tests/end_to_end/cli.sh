@@ -31,7 +31,7 @@ assert header["logits"]["shape"] == [2048], header
 PY
 
 expect_exit 0 "$cli" tokenize "${at[@]}" --text "$text"
-expect "ĠFrance" "$work/out" || true
+expect "Ġcapital" "$work/out"
 expect_exit 0 "$cli" models --server "127.0.0.1:$grpc"
 expect "atlas-mamba" "$work/out"
 expect_exit 0 "$cli" health --server "127.0.0.1:$grpc"

@@ -22,7 +22,7 @@ expect "explanations" "$work/out"
 call -d '{"model": "atlas-mamba", "text": "The capital of France is", "explanations": [{"attention_rollout": {}}]}' \
   "127.0.0.1:$grpc" mambascope.v1.PredictionService/Predict
 expect '" Paris"' "$work/out"
-expect '"withinTolerance": true' "$work/out"
+expect '"within_tolerance": true' "$work/out"
 call "127.0.0.1:$grpc" mambascope.v1.ModelService/ListModels
 expect '"atlas-mamba"' "$work/out"
 "$tools/grpc-health-probe" -addr "127.0.0.1:$grpc"

@@ -8,12 +8,13 @@ cli=$bin/mambascope
 refuses() {   # refuses TEXT FLAGS...
   local text=$1
   shift
-  expect_exit 2 "$bin/mambascope-server" --grpc_address 127.0.0.1:0 --http_address "" "$@"
+  [[ "$*" == *--grpc_address* ]] || set -- --grpc_address 127.0.0.1:0 "$@"
+  expect_exit 2 "$bin/mambascope-server" --http_address "" "$@"
   expect "$text" "$work/out"
 }
 tiny=tests/golden/mamba1-tiny
 refuses "--model"
-refuses "unknown" --unknown_flag 2>/dev/null || refuses "unknown_flag" --unknown_flag
+refuses "unknown_flag" --unknown_flag
 refuses "config.json" --model "x=$work/missing"
 broken() {   # broken NAME: a copy of the tiny model to break
   rm -rf "$work/$1"; mkdir "$work/$1"; cp $tiny/config.json $tiny/model.safetensors "$work/$1"; chmod u+w "$work/$1"/*
