@@ -17,8 +17,9 @@ target_compile_options(mambascope_options INTERFACE -Wall -Wextra $<$<BOOL:${MAM
 target_compile_options(mambascope_options INTERFACE -ffp-contract=off)
 
 if(MAMBASCOPE_SANITIZE)
-  # Kernels and scans at -O0 would take minutes; -O1 keeps the reports readable.
-  add_compile_options(-fsanitize=${MAMBASCOPE_SANITIZE} -fno-omit-frame-pointer -O1)
+  # Kernels and scans at -O0 would take minutes; -O1 with line numbers keeps the reports readable.
+  set(CMAKE_CXX_FLAGS_DEBUG "-O1 -g1")
+  add_compile_options(-fsanitize=${MAMBASCOPE_SANITIZE} -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${MAMBASCOPE_SANITIZE})
 endif()
 
