@@ -2,8 +2,8 @@
 
 #include <openssl/sha.h>
 
+#include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -116,10 +116,12 @@ inline std::vector<DeliveredTensor> Join(const std::vector<v1::TensorInfo>& tens
     EXPECT_EQ(elements * element_bytes, tensor.info.total_bytes());
     if (tensor.info.dtype() == v1::DATA_TYPE_FP32) {
       tensor.values.resize(elements);
-      std::memcpy(tensor.values.data(), tensor.bytes.data(), tensor.bytes.size());
+      std::copy_n(tensor.bytes.data(), tensor.bytes.size(),
+                  reinterpret_cast<char*>(tensor.values.data()));
     } else if (tensor.info.dtype() == v1::DATA_TYPE_INT32) {
       tensor.indices.resize(elements);
-      std::memcpy(tensor.indices.data(), tensor.bytes.data(), tensor.bytes.size());
+      std::copy_n(tensor.bytes.data(), tensor.bytes.size(),
+                  reinterpret_cast<char*>(tensor.indices.data()));
     }
   }
   return delivered;
