@@ -27,6 +27,8 @@
 namespace mambascope {
 namespace {
 
+constexpr absl::Duration kFlushTimeout = absl::Seconds(10);
+
 // The processors that this process may run on, which taskset and cgroups' cpusets narrow.
 int UsableProcessors() {
   cpu_set_t set;
@@ -130,8 +132,8 @@ class ServerImpl : public Server {
       rpc_->SetServing(false);
       observe::Log(observe::LogLevel::kInfo, "draining", {});
       executor_->Drain(absl::Now() + absl::Seconds(options_.drain_timeout_s));
-      // All calls have ended; what remains is to hand out their last bytes, and health watchers.
-      rpc_->Shutdown(absl::Now() + absl::Seconds(1));
+      // All calls have ended; what remains is to hand out their last events to slow readers.
+      rpc_->Shutdown(absl::Now() + kFlushTimeout);
       observe::Log(observe::LogLevel::kInfo, "stopped", {});
     }
     rpc_ = nullptr;

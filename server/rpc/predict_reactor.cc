@@ -22,7 +22,9 @@ PredictReactor::PredictReactor(const Backend& backend)
     : backend_(backend),
       results_(std::make_shared<serving::ResultStream>(
           backend.admission->limits().stream_bytes,
-          [executor = backend.executor] { executor->Wake(); })) {}
+          [executor = backend.executor] { executor->Wake(); })) {
+  backend_.open_streams->Enter();
+}
 
 PredictReactor* PredictReactor::Start(const Backend& backend,
                                       const grpc::CallbackServerContext& context,
@@ -82,7 +84,11 @@ void PredictReactor::OnCancel() {
 void PredictReactor::OnDone() {
   // gRPC may report the end of a call whose stream nobody reads any more.
   results_->Cancel();
-  const auto last = std::move(self_);  // may delete *this; nothing may follow
+  OpenStreams* const open_streams = backend_.open_streams;
+  {
+    const auto last = std::move(self_);
+  }  // may delete *this: nothing of it may be touched any more
+  open_streams->Leave();
 }
 
 // Decides under the lock, acts outside it.

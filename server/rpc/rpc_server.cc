@@ -28,6 +28,9 @@ constexpr const char* kServices[] = {"", "mambascope.v1.PredictionService",
 
 }  // namespace
 
+RpcServer::RpcServer(Backend backend)
+    : prediction_((backend.open_streams = &open_streams_, backend)), model_(backend) {}
+
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Backend& backend,
                                                             const std::string& address,
                                                             int max_request_bytes) {
@@ -60,7 +63,8 @@ void RpcServer::SetServing(bool serving) {
 }
 
 void RpcServer::Shutdown(absl::Time deadline) {
-  server_->Shutdown(absl::ToChronoTime(std::max(deadline, absl::UnixEpoch())));
+  open_streams_.WaitUntilNone(std::max(deadline, absl::UnixEpoch()));
+  server_->Shutdown(absl::ToChronoTime(absl::UnixEpoch()));
   server_->Wait();
 }
 

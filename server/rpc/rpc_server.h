@@ -24,14 +24,15 @@ class RpcServer {
   int port() const { return port_; }
   // Of every service name, and of "" for the server as a whole.
   void SetServing(bool serving);
-  // Stops listening and waits for the calls to end; those still running at `deadline` are
-  // cancelled.
+  // Stops listening and waits for the Predict streams to deliver what they have; those still open
+  // at `deadline`, and all watchers of health, are cancelled.
   void Shutdown(absl::Time deadline);
   std::shared_ptr<grpc::Channel> InProcessChannel();
 
  private:
-  explicit RpcServer(const Backend& backend) : prediction_(backend), model_(backend) {}
+  explicit RpcServer(Backend backend);
 
+  OpenStreams open_streams_;
   PredictionService prediction_;
   ModelService model_;
   std::unique_ptr<grpc::Server> server_;

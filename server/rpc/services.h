@@ -8,6 +8,7 @@
 #include "mambascope/v1/prediction.grpc.pb.h"
 #include "server/base/clock.h"
 #include "server/observe/metrics.h"
+#include "server/rpc/open_streams.h"
 #include "server/serving/admission.h"
 #include "server/serving/completion.h"
 #include "server/serving/executor.h"
@@ -23,6 +24,7 @@ struct Backend {
   const serving::Completion* completion = nullptr;
   observe::Metrics* metrics = nullptr;
   const Clock* clock = nullptr;
+  OpenStreams* open_streams = nullptr;  // filled in by RpcServer
 };
 
 // Both take raw bytes (see wire.h) and are thread-safe.

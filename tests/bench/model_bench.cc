@@ -1,5 +1,6 @@
-// Times whole models through the engine, without the server, and prints one JSON line a measurement, in
-// the format of the peers' benchmark: {"peer", "work", "tokens", "seconds", "tokens_per_s"}.
+// Times whole models through the engine, without the server, and prints one JSON line a
+// measurement, in the format of the peers' benchmark: {"peer", "work", "tokens", "seconds",
+// "tokens_per_s"}.
 //
 //   model_bench --make DIR                     writes a random model of mamba-130m's shape
 //   model_bench DIR [--threads N] [--repeats N] WORK...
@@ -27,16 +28,17 @@ double BestSeconds(int repeats, const std::function<void()>& run) {
   for (int i = 0; i < repeats; ++i) {
     const auto begin = std::chrono::steady_clock::now();
     run();
-    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    best = std::min(
+        best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
   return best;
 }
 
 void Print(const std::string& work, int64_t tokens, double seconds) {
-  std::printf("{\"peer\": \"mambascope\", \"work\": \"%s\", \"tokens\": %lld, \"seconds\": %.5f, "
-              "\"tokens_per_s\": %.1f}\n",
-              work.c_str(), static_cast<long long>(tokens), seconds,
-              static_cast<double>(tokens) / seconds);
+  std::printf(
+      "{\"peer\": \"mambascope\", \"work\": \"%s\", \"tokens\": %lld, \"seconds\": %.5f, "
+      "\"tokens_per_s\": %.1f}\n",
+      work.c_str(), static_cast<long long>(tokens), seconds, static_cast<double>(tokens) / seconds);
   std::fflush(stdout);
 }
 
@@ -56,7 +58,8 @@ class Bench {
     const std::string name = work.substr(0, colon);
     const int64_t count = colon == std::string::npos ? 0 : std::atoll(work.c_str() + colon + 1);
     if (name == "prefill") {
-      Print("prefill " + std::to_string(count), count, BestSeconds(repeats_, [&] { Prefill(count, nullptr); }));
+      Print("prefill " + std::to_string(count), count,
+            BestSeconds(repeats_, [&] { Prefill(count, nullptr); }));
     } else if (name == "decode") {
       Decode(count);
     } else if (name == "gemm") {
@@ -73,7 +76,8 @@ class Bench {
   std::vector<int32_t> Tokens(int64_t count) const {
     std::mt19937 random(0);
     std::vector<int32_t> tokens(count);
-    for (int32_t& token : tokens) token = static_cast<int32_t>(random() % model_->config().vocabulary);
+    for (int32_t& token : tokens)
+      token = static_cast<int32_t>(random() % model_->config().vocabulary);
     return tokens;
   }
 
@@ -106,17 +110,18 @@ class Bench {
     model::RecurrentState state = Prefill(8, nullptr);
     const int32_t row = 0;
     Print("decode", count, BestSeconds(repeats_, [&] {
-      int32_t token = 1;
-      for (int64_t i = 0; i < count; ++i) {
-        model::Piece piece;
-        piece.tokens = std::span(&token, 1);
-        piece.state = &state;
-        piece.logit_rows = std::span(&row, 1);
-        piece.logits = &logits_;
-        Forward(piece);
-        token = static_cast<int32_t>(std::max_element(logits_.begin(), logits_.end()) - logits_.begin());
-      }
-    }));
+            int32_t token = 1;
+            for (int64_t i = 0; i < count; ++i) {
+              model::Piece piece;
+              piece.tokens = std::span(&token, 1);
+              piece.state = &state;
+              piece.logit_rows = std::span(&row, 1);
+              piece.logits = &logits_;
+              Forward(piece);
+              token = static_cast<int32_t>(std::max_element(logits_.begin(), logits_.end()) -
+                                           logits_.begin());
+            }
+          }));
   }
 
   void Explain(const explain::Method& method, int64_t count) {
@@ -130,8 +135,8 @@ class Bench {
     NullSink sink;
     const double seconds = BestSeconds(repeats_, [&] {
       explain::TensorWriter writer("bench", plan.tensors, 1 << 20, &sink);
-      const auto explaining = method.Start(
-          options, {model_.get(), &trace, &pool_, static_cast<int32_t>(count - 1)});
+      const auto explaining =
+          method.Start(options, {model_.get(), &trace, &pool_, static_cast<int32_t>(count - 1)});
       for (int32_t slice = 0; slice < plan.slices; ++slice) {
         if (!explaining->Step(writer).ok()) std::abort();
       }
@@ -140,14 +145,16 @@ class Bench {
     Print(std::string(method.name()) + " " + std::to_string(count), count, seconds);
   }
 
-  // The rate that the maps are held against: the largest product of a prefill, in FLOP/s as "tokens".
+  // The rate that the maps are held against: the largest product of a prefill, in FLOP/s as
+  // "tokens".
   void Gemm() {
-    const int64_t rows = 1024, inner = model_->config().d_model, cols = 2 * model_->config().d_inner;
+    const int64_t rows = 1024, inner = model_->config().d_model,
+                  cols = 2 * model_->config().d_inner;
     const std::vector<float> x(rows * inner, 0.5f), w(cols * inner, 0.25f);
     std::vector<float> y(rows * cols);
     const double seconds = BestSeconds(5 * repeats_, [&] {
-      kernels::Linear(pool_, {x.data(), rows, inner, inner}, {w.data(), cols, inner, inner}, nullptr,
-                      {y.data(), rows, cols, cols});
+      kernels::Linear(pool_, {x.data(), rows, inner, inner}, {w.data(), cols, inner, inner},
+                      nullptr, {y.data(), rows, cols, cols});
     });
     Print("gemm", 2 * rows * inner * cols, seconds);
   }
@@ -175,7 +182,8 @@ int Make(const std::string& folder) {
 int Main(int argc, char** argv) {
   if (argc == 3 && std::string(argv[1]) == "--make") return Make(argv[2]);
   if (argc < 3) {
-    std::fprintf(stderr, "usage: model_bench --make DIR | DIR [--threads N] [--repeats N] WORK...\n");
+    std::fprintf(stderr,
+                 "usage: model_bench --make DIR | DIR [--threads N] [--repeats N] WORK...\n");
     return 2;
   }
   auto model = model::MambaModel::Load(argv[1]);

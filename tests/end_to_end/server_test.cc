@@ -248,7 +248,8 @@ TEST_F(ServerTest, AClientThatLeavesStopsTheGeneration) {
   EXPECT_EQ(Metric("mambascope_running_sequences"), 0);
   const double steps = Metric("mambascope_decode_steps_total{model=\"tiny\"}");
   EXPECT_TRUE(Predict(Capital()).status.ok());
-  EXPECT_EQ(Metric("mambascope_decode_steps_total{model=\"tiny\"}"), steps) << "nobody decodes any more";
+  EXPECT_EQ(Metric("mambascope_decode_steps_total{model=\"tiny\"}"), steps)
+      << "nobody decodes any more";
 }
 
 TEST_F(ServerTest, ADeadlineEndsACallAndItsWork) {

@@ -12,7 +12,7 @@ check() {
     77) skipped=$((skipped + 1)); printf 'SKIP  %s: %s\n' "$name" "$(tail -n 1 <<<"$output")" ;;
     *)
       failed=$((failed + 1)); failures+=("$name")
-      printf '%s\nFAIL  %s (exit %d)\n' "$output" "$name" "$code"
+      printf '%s\nFAIL  %s (exit %d)\n' "$(tail -n 60 <<<"$output" | cut -c -300)" "$name" "$code"
       ;;
   esac
 }

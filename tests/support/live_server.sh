@@ -27,7 +27,7 @@ start_server() {
 fail() { echo "$*"; exit 1; }
 
 # expect TEXT FILE   the file must hold the text
-expect() { grep -qF -- "$1" "$2" || { cat "$2"; fail "missing: $1"; }; }
+expect() { grep -qF -- "$1" "$2" || { tail -n 40 "$2"; fail "missing: $1"; }; }
 
 # expect_exit CODE COMMAND...   output goes to $work/out
 expect_exit() {

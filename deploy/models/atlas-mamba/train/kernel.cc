@@ -42,9 +42,10 @@ inline float sigmoid(float v) { return 1.0f / (1.0f + exp_fast(-v)); }
 // d/dv of v * sigmoid(v), given s = sigmoid(v).
 inline float silu_slope(float v, float s) { return s * (1.0f + v * (1.0f - s)); }
 
-// c = bias + sum over taps that reach back to no position before 0; the last tap is the current token.
-void convolve_row(const float* x, long stride, const float* weight, const float* bias, long position,
-                  long channels, long taps, float* __restrict c) {
+// c = bias + sum over taps that reach back to no position before 0; the last tap is the current
+// token.
+void convolve_row(const float* x, long stride, const float* weight, const float* bias,
+                  long position, long channels, long taps, float* __restrict c) {
   for (long d = 0; d < channels; ++d) c[d] = bias[d];
   for (long back = 0; back < taps && back <= position; ++back) {
     const float* __restrict row = x + (position - back) * stride;
@@ -63,10 +64,10 @@ struct Sizes {
   long length, channels, states;
 };
 
-// One step of the scan: decay = exp(delta A), state = decay * previous + delta x B, y = sum_n C state.
-// `previous` may be null (before the first token) and may equal `state`.
-void scan_step(const Sequence& s, const Sizes& n, const float* a, long position, const float* previous,
-               float* decay, float* state, float* __restrict y) {
+// One step of the scan: decay = exp(delta A), state = decay * previous + delta x B, y = sum_n C
+// state. `previous` may be null (before the first token) and may equal `state`.
+void scan_step(const Sequence& s, const Sizes& n, const float* a, long position,
+               const float* previous, float* decay, float* state, float* __restrict y) {
   const float* __restrict x = s.x + position * n.channels;
   const float* __restrict delta = s.delta + position * n.channels;
   for (long d = 0; d < n.channels; ++d) y[d] = 0.0f;
@@ -98,8 +99,10 @@ struct SequenceGradients {
 struct Scratch {
   std::vector<float> states, decays, y, carry;
   Scratch(const Sizes& n)
-      : states(n.length * n.states * n.channels), decays(n.length * n.states * n.channels),
-        y(n.length * n.channels), carry(n.states * n.channels) {}
+      : states(n.length * n.states * n.channels),
+        decays(n.length * n.states * n.channels),
+        y(n.length * n.channels),
+        carry(n.states * n.channels) {}
 };
 
 // One state row k of one backward step.  carry = gradient of the loss in state k after this token.
@@ -139,8 +142,8 @@ void backward_state(const Sequence& s, const SequenceGradients& g, const Sizes& 
   }
 }
 
-void backward_sequence(const Sequence& s, const SequenceGradients& g, const Sizes& n, const float* a,
-                       const float* skip, const float* grad_out, Scratch& scratch) {
+void backward_sequence(const Sequence& s, const SequenceGradients& g, const Sizes& n,
+                       const float* a, const float* skip, const float* grad_out, Scratch& scratch) {
   const long plane = n.states * n.channels;
   for (long i = 0; i < n.length; ++i)
     scan_step(s, n, a, i, i ? scratch.states.data() + (i - 1) * plane : nullptr,
@@ -193,9 +196,9 @@ void conv_forward(const float* x, long stride, const float* weight, const float*
 }
 
 // grad_x [batch, length, channels] contiguous; grad_weight and grad_bias; all three zero on entry.
-void conv_backward(const float* x, long stride, const float* weight, const float* bias, const float* grad_out,
-                   float* grad_x, float* grad_weight, float* grad_bias, long batch, long length, long channels,
-                   long taps) {
+void conv_backward(const float* x, long stride, const float* weight, const float* bias,
+                   const float* grad_out, float* grad_x, float* grad_weight, float* grad_bias,
+                   long batch, long length, long channels, long taps) {
   std::vector<float> buffer(channels);
   float* __restrict grad_c = buffer.data();
   for (long s = 0; s < batch; ++s)
@@ -220,10 +223,11 @@ void conv_backward(const float* x, long stride, const float* weight, const float
     }
 }
 
-// out = (scan(x) + skip * x) * silu(z).  a [states, channels] is negative; b and c [batch, length, states].
-void scan_forward(const float* x, const float* delta, const float* a, const float* b, const float* c,
-                  const float* skip, const float* z, long z_stride, float* out, long batch, long length,
-                  long channels, long states) {
+// out = (scan(x) + skip * x) * silu(z).  a [states, channels] is negative; b and c [batch, length,
+// states].
+void scan_forward(const float* x, const float* delta, const float* a, const float* b,
+                  const float* c, const float* skip, const float* z, long z_stride, float* out,
+                  long batch, long length, long channels, long states) {
   const Sizes n{length, channels, states};
   std::vector<float> state(states * channels), decay(states * channels);
   for (long index = 0; index < batch; ++index) {
@@ -233,23 +237,30 @@ void scan_forward(const float* x, const float* delta, const float* a, const floa
       scan_step(s, n, a, i, i ? state.data() : nullptr, decay.data(), state.data(), y);
       const float* __restrict row = s.x + i * channels;
       const float* __restrict gate = s.z + i * z_stride;
-      for (long d = 0; d < channels; ++d) y[d] = (y[d] + skip[d] * row[d]) * gate[d] * sigmoid(gate[d]);
+      for (long d = 0; d < channels; ++d)
+        y[d] = (y[d] + skip[d] * row[d]) * gate[d] * sigmoid(gate[d]);
     }
   }
 }
 
 // grad_a and grad_skip are zero on entry; the others are overwritten.
-void scan_backward(const float* x, const float* delta, const float* a, const float* b, const float* c,
-                   const float* skip, const float* z, long z_stride, const float* grad_out, float* grad_x,
-                   float* grad_delta, float* grad_a, float* grad_b, float* grad_c, float* grad_skip, float* grad_z,
-                   long batch, long length, long channels, long states) {
+void scan_backward(const float* x, const float* delta, const float* a, const float* b,
+                   const float* c, const float* skip, const float* z, long z_stride,
+                   const float* grad_out, float* grad_x, float* grad_delta, float* grad_a,
+                   float* grad_b, float* grad_c, float* grad_skip, float* grad_z, long batch,
+                   long length, long channels, long states) {
   const Sizes n{length, channels, states};
   Scratch scratch(n);
   for (long index = 0; index < batch; ++index) {
     const long rows = index * length;
     const Sequence s = sequence_at(index, n, x, delta, b, c, z, z_stride);
-    const SequenceGradients g{grad_x + rows * channels, grad_delta + rows * channels, grad_b + rows * states,
-                              grad_c + rows * states,   grad_z + rows * channels,     grad_a, grad_skip};
+    const SequenceGradients g{grad_x + rows * channels,
+                              grad_delta + rows * channels,
+                              grad_b + rows * states,
+                              grad_c + rows * states,
+                              grad_z + rows * channels,
+                              grad_a,
+                              grad_skip};
     backward_sequence(s, g, n, a, skip, grad_out + rows * channels, scratch);
   }
 }
