@@ -2,6 +2,10 @@
 
 #include <sys/socket.h>
 
+#include <chrono>
+#include <future>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -11,14 +15,17 @@
 namespace mambascope::gateway {
 namespace {
 
-constexpr size_t kThreads = 4;              // scrapes and probes are short
+constexpr size_t kThreads = 16;             // scrapes and probes are short; some peers are slow
 constexpr size_t kMostPayloadBytes = 4096;  // no route takes a body
 
 bool SplitAddress(const std::string& address, std::string* host, int* port) {
   const size_t colon = address.rfind(':');
   if (colon == std::string::npos) return false;
   *host = address.substr(0, colon);
-  if (host->size() > 2 && host->front() == '[') *host = host->substr(1, host->size() - 2);  // IPv6
+  if (!host->empty() && host->front() == '[') {  // IPv6
+    if (host->size() < 3 || host->back() != ']') return false;
+    *host = host->substr(1, host->size() - 2);
+  }
   return absl::SimpleAtoi(address.substr(colon + 1), port) && *port >= 0 && *port <= 65535;
 }
 
@@ -30,7 +37,19 @@ void SetSocketOptions(socket_t socket) {
 
 }  // namespace
 
-HttpServer::HttpServer() : server_(std::make_unique<httplib::Server>()) {}
+// What a worker needs, shared with the listening thread: a peer that sends a byte now and then can
+// hold a worker for as long as it likes (the library's timeouts are for each read), and must not
+// hold a shutdown.
+struct HttpServer::Listener {
+  httplib::Server server;
+  Sources sources;
+  std::mutex mu;
+  bool open = true;  // guarded by mu; once false, the sources may be gone
+  std::promise<void> ended;
+
+  // Null once the server is shut down. `mu` is held by the caller for as long as it uses them.
+  const Sources* OpenSources() const { return open ? &sources : nullptr; }
+};
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address,
                                                               Sources sources) {
@@ -41,21 +60,33 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
         absl::StrCat("http_address: '", address, "' is not HOST:PORT"));
   }
   std::unique_ptr<HttpServer> http(new HttpServer);
-  httplib::Server& server = *http->server_;
+  const auto listener = std::make_shared<Listener>();
+  listener->sources = std::move(sources);
+  httplib::Server& server = listener->server;
   server.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
   server.set_socket_options(SetSocketOptions);
   server.set_payload_max_length(kMostPayloadBytes);
-  server.set_read_timeout(5);
-  server.set_keep_alive_timeout(5);
-  server.Get("/metrics",
-             [metrics = sources.metrics](const httplib::Request&, httplib::Response& reply) {
-               reply.set_content(metrics(), "text/plain; version=0.0.4; charset=utf-8");
-             });
-  server.Get("/livez", [](const httplib::Request&, httplib::Response& reply) {
+  server.set_read_timeout(1);
+  server.set_keep_alive_max_count(1);
+  // Raw pointers: the handlers live in the server, which lives in the listener.
+  Listener* const shared = listener.get();
+  const auto get = [&](const char* path, auto answer) {
+    server.Get(path, [shared, answer](const httplib::Request&, httplib::Response& reply) {
+      std::lock_guard lock(shared->mu);
+      reply.status = 503;
+      if (const Sources* open = shared->OpenSources()) answer(*open, reply);
+    });
+  };
+  get("/metrics", [](const Sources& open, httplib::Response& reply) {
+    reply.status = 200;
+    reply.set_content(open.metrics(), "text/plain; version=0.0.4; charset=utf-8");
+  });
+  get("/livez", [](const Sources&, httplib::Response& reply) {
+    reply.status = 200;
     reply.set_content("ok\n", "text/plain");
   });
-  server.Get("/readyz", [ready = sources.ready](const httplib::Request&, httplib::Response& reply) {
-    const bool is_ready = ready();
+  get("/readyz", [](const Sources& open, httplib::Response& reply) {
+    const bool is_ready = open.ready();
     reply.status = is_ready ? 200 : 503;
     reply.set_content(is_ready ? "ready\n" : "not ready\n", "text/plain");
   });
@@ -68,16 +99,28 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
     return absl::UnavailableError(
         absl::StrCat("http_address: cannot listen on '", address, "': in use, or no such address"));
   }
-  http->thread_ = std::thread([&server] { server.listen_after_bind(); });
+  // Holds its own share of the listener, so that it may outlive this object.
+  std::thread([listener] {
+    listener->server.listen_after_bind();
+    listener->ended.set_value();
+  }).detach();
+  http->listener_ = listener;
   return http;
 }
 
 HttpServer::~HttpServer() {
-  if (!thread_.joinable()) return;
+  if (listener_ == nullptr) return;
+  {
+    std::lock_guard lock(listener_->mu);
+    listener_->open = false;
+  }
+  std::future<void> ended = listener_->ended.get_future();
+  constexpr auto kTick = std::chrono::milliseconds(10);
   // stop() before the thread listens would be forgotten.
-  while (!server_->is_running()) std::this_thread::yield();
-  server_->stop();
-  thread_.join();
+  while (!listener_->server.is_running() && ended.wait_for(kTick) != std::future_status::ready) {
+  }
+  listener_->server.stop();
+  ended.wait_for(std::chrono::seconds(2));  // slow peers keep their workers; nobody waits for them
 }
 
 }  // namespace mambascope::gateway

@@ -3,13 +3,8 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 
 #include "absl/status/statusor.h"
-
-namespace httplib {
-class Server;
-}
 
 namespace mambascope::gateway {
 
@@ -30,10 +25,10 @@ class HttpServer {
   int port() const { return port_; }
 
  private:
-  HttpServer();
+  struct Listener;
+  HttpServer() = default;
 
-  std::unique_ptr<httplib::Server> server_;
-  std::thread thread_;
+  std::shared_ptr<Listener> listener_;
   int port_ = 0;
 };
 

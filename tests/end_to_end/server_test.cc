@@ -7,7 +7,11 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <httplib.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <thread>
@@ -290,6 +294,31 @@ TEST_F(ServerTest, ProbesAndMetricsAnswer) {
   Predict(request);
   EXPECT_THAT(Get("/metrics"), testing::Not(HasSubstr("client-chosen")))
       << "only resolved names become labels";
+}
+
+TEST_F(ServerTest, SlowHttpPeersHoldNeitherProbesNorTheShutdown) {
+  std::vector<int> peers;
+  for (int i = 0; i < 8; ++i) {
+    const int peer = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(server_->http_port()));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ASSERT_EQ(connect(peer, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    peers.push_back(peer);
+  }
+  std::atomic<bool> over{false};
+  std::thread drip([&] {
+    while (!over) {
+      for (const int peer : peers) send(peer, "x", 1, MSG_NOSIGNAL);
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  });
+  EXPECT_EQ(Get("/livez"), "ok\n");
+  server_->Shutdown();  // would hang here
+  over = true;
+  drip.join();
+  for (const int peer : peers) close(peer);
 }
 
 TEST_F(ServerTest, AThousandMutatedRequestsCostNobodyElseAnything) {
