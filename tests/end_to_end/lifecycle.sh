@@ -44,6 +44,8 @@ sleep 0.2
 client=$!
 for _ in $(seq 200); do [ -s "$work/term" ] && break; sleep 0.02; done
 kill -TERM "$server"
+sleep 0.05
+kill -TERM "$server" 2>/dev/null || true   # a second one changes nothing
 code=0; wait "$server" || code=$?
 [ "$code" -eq 0 ] || fail "SIGTERM: exit $code"
 server=
