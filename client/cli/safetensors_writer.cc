@@ -69,9 +69,12 @@ SafetensorsFile::~SafetensorsFile() {
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Create(const std::string& path) {
   std::string temporary = absl::StrCat(path, ".XXXXXX");
   struct stat status;
-  if (stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
-    errno = EISDIR;
-    return absl::InvalidArgumentError(WhyNot(path));
+  // The rename at the end would put a file in place of a device, a pipe or a link.
+  if (lstat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    errno = S_ISDIR(status.st_mode) ? EISDIR : EEXIST;
+    return absl::InvalidArgumentError(
+        S_ISDIR(status.st_mode) ? WhyNot(path)
+                                : absl::StrCat("'", path, "' is there and is no regular file"));
   }
   const int descriptor = mkstemp(temporary.data());
   if (descriptor < 0) return absl::InvalidArgumentError(WhyNot(path));

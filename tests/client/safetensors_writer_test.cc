@@ -92,6 +92,16 @@ TEST_F(SafetensorsFileTest, NothingIsLeftWithoutAWrite) {
   EXPECT_EQ(Files(), 0);
 }
 
+TEST_F(SafetensorsFileTest, APipeOrALinkIsNotReplacedByAFile) {
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
+  std::filesystem::create_symlink("elsewhere", Path("link"));
+  for (const char* name : {"pipe", "link"}) {
+    EXPECT_FALSE(SafetensorsFile::Create(Path(name)).ok()) << name;
+  }
+  EXPECT_TRUE(std::filesystem::is_fifo(Path("pipe")));
+  EXPECT_EQ(Files(), 2u);
+}
+
 TEST_F(SafetensorsFileTest, TheOldFileStaysUntilTheNewOneIsWhole) {
   std::ofstream(Path("a.safetensors")) << "old";
   auto file = SafetensorsFile::Create(Path("a.safetensors"));
