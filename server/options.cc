@@ -7,6 +7,22 @@
 
 namespace mambascope {
 
+namespace {
+
+// CLI::Range lets NaN pass.
+CLI::Validator Between(double low, double high) {
+  return CLI::Validator(
+      [low, high](std::string& text) {
+        double value = 0;
+        const bool inside = CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
+        return inside ? std::string()
+                      : text + " is outside " + std::to_string(low) + " to " + std::to_string(high);
+      },
+      "");
+}
+
+}  // namespace
+
 Options ParseOptions(int argc, char** argv, int* exit_code) {
   Options options;
   options.grpc_address = "127.0.0.1:8500";
@@ -36,7 +52,7 @@ Options ParseOptions(int argc, char** argv, int* exit_code) {
       ->check(CLI::Range(64, 1 << 16));
   app.add_option("--max_queue_delay_ms", options.max_queue_delay_ms,
                  "How long a call waits for company when nothing runs")
-      ->check(CLI::Range(0.0, 1000.0));
+      ->check(Between(0, 1000));
   app.add_option("--max_queue", options.max_queue, "Calls waiting for their first pass")
       ->check(CLI::Range(1, 1 << 16));
   app.add_option("--max_running", options.max_running, "Sequences running at once")
@@ -45,14 +61,14 @@ Options ParseOptions(int argc, char** argv, int* exit_code) {
       ->check(CLI::Range(1 << 10, 1 << 30));
   app.add_option("--explanation_memory_bytes", options.explanation_memory_bytes,
                  "Memory of all running explanations together")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 50));
   app.add_option("--default_deadline_s", options.default_deadline_s, "For calls that bring none")
-      ->check(CLI::Range(0.001, 1e6));
+      ->check(Between(0.001, 1e6));
   app.add_option("--max_deadline_s", options.max_deadline_s, "No call runs longer")
-      ->check(CLI::Range(0.001, 1e6));
+      ->check(Between(0.001, 1e6));
   app.add_option("--drain_timeout_s", options.drain_timeout_s,
                  "After SIGTERM, how long running calls may take before they are ended")
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(Between(0, 1e6));
   app.add_option("--log_level", options.log_level, "info, warning, error or off")
       ->check(CLI::IsMember({"info", "warning", "error", "off"}));
   try {

@@ -211,7 +211,7 @@ absl::StatusOr<std::map<std::string, TensorView, std::less<>>> ReadTensors(
 class Descriptor {
  public:
   explicit Descriptor(const std::string& path)
-      : number_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
+      : number_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {}
   ~Descriptor() {
     if (number_ >= 0) ::close(number_);
   }

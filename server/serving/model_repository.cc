@@ -28,15 +28,29 @@ bool IsPlainName(const std::string& name) {
          });
 }
 
+// The folders directly below, without exceptions: a link that leads nowhere is no folder.
+std::vector<fs::path> FoldersIn(const fs::path& folder, std::error_code& error) {
+  std::vector<fs::path> folders;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    if (it->is_directory(ignored)) folders.push_back(it->path());
+  }
+  return folders;
+}
+
 absl::StatusOr<std::vector<ModelSource>> ListRepository(const std::string& folder) {
   std::vector<ModelSource> sources;
   std::error_code error;
-  for (const auto& model : fs::directory_iterator(folder, error)) {
-    if (!model.is_directory()) continue;
+  for (const fs::path& model : FoldersIn(folder, error)) {
     std::error_code inner;
-    for (const auto& version : fs::directory_iterator(model.path(), inner)) {
-      if (!version.is_directory() || !IsVersion(version.path().filename())) continue;
-      sources.push_back({model.path().filename(), version.path().filename(), version.path()});
+    for (const fs::path& version : FoldersIn(model, inner)) {
+      if (!IsVersion(version.filename())) continue;
+      if (!IsPlainName(model.filename())) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("model_repository: '", model.filename().string(),
+                         "': names are letters, digits, '-', '_', '.'"));
+      }
+      sources.push_back({model.filename(), version.filename(), version});
     }
   }
   if (error) {
@@ -64,7 +78,8 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> LoadOne(const ModelSource& so
   served->model = *std::move(loaded);
 
   const fs::path tokenizer = fs::path(source.folder) / "tokenizer.json";
-  if (!fs::exists(tokenizer)) {
+  std::error_code error;
+  if (fs::symlink_status(tokenizer, error).type() == fs::file_type::not_found) {
     served->tokenizer_note = "it has no tokenizer.json";
   } else if (auto read = model::Tokenizer::Load(tokenizer); read.ok()) {
     served->tokenizer = *std::move(read);
