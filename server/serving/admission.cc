@@ -24,6 +24,7 @@ constexpr int kMaxLabels = 16;
 constexpr int kMaxStops = 8;
 constexpr int kMaxTopLogprobs = 64;
 constexpr int32_t kDefaultChunkBytes = 256 << 10;
+constexpr int64_t kTokenizeBytesPerByte = 250;  // measured on text that becomes one token a byte
 
 bool IsPrintable(const std::string& text) {
   return std::all_of(text.begin(), text.end(),
@@ -64,7 +65,8 @@ void CheckStops(const v1::Generation& generation, const ServedModel& model,
     violations.Add("generation.stop",
                    absl::StrCat("model '", model.name, "' has no text: ", model.tokenizer_note));
   }
-  for (int i = 0; i < generation.stop_size(); ++i) {
+  // Not beyond the limit: a request may hold millions of empty strings.
+  for (int i = 0; i < std::min(generation.stop_size(), kMaxStops); ++i) {
     const size_t bytes = generation.stop(i).size();
     if (bytes < 1 || bytes > 256) {
       violations.Add(absl::StrCat("generation.stop[", i, "]"),
@@ -89,7 +91,9 @@ void CheckLabels(const v1::PredictRequest& request, Violations& violations) {
   if (request.labels_size() > kMaxLabels) {
     violations.Add("labels", absl::StrCat(request.labels_size(), " exceed the limit ", kMaxLabels));
   }
+  int looked_at = 0;
   for (const auto& [name, value] : request.labels()) {
+    if (++looked_at > kMaxLabels) break;
     if (name.empty() || name.size() > 64 || value.size() > 256) {
       violations.Add("labels",
                      absl::StrCat("a name of ", name.size(), " and a value of ", value.size(),
@@ -324,19 +328,24 @@ std::vector<PlannedExplanation> PlanExplanations(const v1::PredictRequest& reque
   return planned;
 }
 
-// Explanations of one call run one after the other, so the largest counts, on top of the trace.
+// Explanations of one call run one after the other, so the largest counts, on top of the trace and
+// of what may wait for a slow reader: a full stream and the layer that overfilled it.
 v1::CostEstimate Estimate(const std::vector<PlannedExplanation>& explanations, int64_t tokens,
-                          const model::ModelConfig& config) {
+                          const model::ModelConfig& config, int64_t stream_bytes) {
   v1::CostEstimate estimate;
   if (explanations.empty()) return estimate;
-  int64_t largest = 0;
+  int64_t largest = 0, largest_slab = 0;
   for (const PlannedExplanation& explanation : explanations) {
     for (const v1::TensorInfo& tensor : explanation.plan.tensors) {
       estimate.set_result_bytes(estimate.result_bytes() + tensor.total_bytes());
+      const bool by_layer = tensor.axes_size() > 0 && tensor.axes(0).name() == "layers";
+      const int64_t slabs = by_layer ? std::max<int64_t>(tensor.axes(0).size(), 1) : 1;
+      largest_slab = std::max(largest_slab, tensor.total_bytes() / slabs);
     }
     largest = std::max(largest, explanation.plan.memory_bytes);
   }
-  estimate.set_memory_bytes(largest + model::SequenceTrace::Bytes(config, tokens));
+  estimate.set_memory_bytes(largest + model::SequenceTrace::Bytes(config, tokens) +
+                            std::min(estimate.result_bytes(), stream_bytes + largest_slab));
   return estimate;
 }
 
@@ -354,6 +363,7 @@ absl::StatusOr<std::unique_ptr<Call>> Admission::Admit(v1::PredictRequest reques
   CheckEnvelope(request, violations);
   CheckSampling(request.generation(), limits_.max_tokens, violations);
   CheckStops(request.generation(), *model, violations);
+  ASSIGN_OR_RETURN(const MemoryBudget::Reservation room, ReserveTokenizing(request.text().size()));
   const absl::Time begin = clock_->Now();
   const std::vector<v1::Token> tokens = ReadInput(request, *model, limits_, violations);
   const absl::Duration tokenize = clock_->Now() - begin;
@@ -364,7 +374,8 @@ absl::StatusOr<std::unique_ptr<Call>> Admission::Admit(v1::PredictRequest reques
   RETURN_IF_ERROR(violations.ToStatus());
 
   const v1::CostEstimate estimate =
-      Estimate(call->explanations, static_cast<int64_t>(tokens.size()), model->model->config());
+      Estimate(call->explanations, static_cast<int64_t>(tokens.size()), model->model->config(),
+               limits_.stream_bytes);
   if (estimate.memory_bytes() > budget_->total()) {
     return absl::InvalidArgumentError(
         absl::StrCat("explanations: an estimate of ", estimate.memory_bytes(),
@@ -410,6 +421,18 @@ absl::StatusOr<std::unique_ptr<Call>> Admission::Admit(v1::PredictRequest reques
   return call;
 }
 
+// Tokenising runs on gRPC's threads and takes memory for every byte of text: its budget bounds
+// both.
+absl::StatusOr<MemoryBudget::Reservation> Admission::ReserveTokenizing(size_t text_bytes) const {
+  const int64_t bytes = std::min(static_cast<int64_t>(text_bytes), limits_.max_text_bytes);
+  std::optional<MemoryBudget::Reservation> room =
+      tokenizing_.Reserve(kTokenizeBytesPerByte * bytes);
+  if (room.has_value()) return *std::move(room);
+  return WithRetryInfo(
+      absl::ResourceExhaustedError("text: other long texts are being tokenised at the moment"),
+      absl::Seconds(1));
+}
+
 absl::StatusOr<v1::TokenizeResponse> Admission::Tokenize(const v1::TokenizeRequest& request,
                                                          std::string* model_name) const {
   ASSIGN_OR_RETURN(std::shared_ptr<const ServedModel> model, repository_->Find(request.model()));
@@ -419,6 +442,7 @@ absl::StatusOr<v1::TokenizeResponse> Admission::Tokenize(const v1::TokenizeReque
   limits.max_input_tokens = std::numeric_limits<int32_t>::max();  // bounded by its bytes
   v1::TokenizeResponse response;
   if (request.text().empty() && model->tokenizer != nullptr) return response;
+  ASSIGN_OR_RETURN(const MemoryBudget::Reservation room, ReserveTokenizing(request.text().size()));
   for (v1::Token& token : ReadText(request.text(), *model, limits, violations)) {
     *response.add_tokens() = std::move(token);
   }

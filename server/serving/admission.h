@@ -50,11 +50,15 @@ class Admission {
   const AdmissionLimits& limits() const { return limits_; }
 
  private:
+  absl::StatusOr<MemoryBudget::Reservation> ReserveTokenizing(size_t text_bytes) const;
+
   const ModelRepository* repository_;
   MemoryBudget* budget_;
   observe::Metrics* metrics_;
   const Clock* clock_;
   const AdmissionLimits limits_;
+  // Two texts of a MiB at a time, or hundreds of short ones.
+  mutable MemoryBudget tokenizing_{int64_t{512} << 20};
 };
 
 }  // namespace mambascope::serving

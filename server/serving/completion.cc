@@ -89,11 +89,12 @@ void Completion::EndUnqueued(absl::string_view rpc, absl::string_view request_id
   metrics_->CallEnded(model, rpc, CodeName(status.code()), timeline);
   if (status.ok()) return;
   observe::Log(LevelOf(status), "call",
-               {{"request_id", Text(request_id)},
+               {{"request_id", Text(request_id.substr(0, 128))},
                 {"rpc", Text(rpc)},
                 {"model", Text(model)},
                 {"code", Text(CodeName(status.code()))},
-                {"message", Text(status.message())}});
+                // What is wrong with a request may quote it, and prompts are never logged.
+                {"message", absl::IsInvalidArgument(status) ? "" : Text(status.message())}});
 }
 
 }  // namespace mambascope::serving

@@ -228,8 +228,13 @@ void Executor::TakeWaiting(absl::Time* look_again) {
       waiting.push_back({(*it)->timeline.queued, static_cast<int64_t>((*it)->tokens.size())});
       ++it;
     }
+    // Calls that only explain hold no place: their memory is bounded by its budget, and a
+    // prediction must not wait for somebody else's explanation or slow reader.
+    const auto predicting =
+        std::count_if(running_.begin(), running_.end(),
+                      [](const auto& running) { return running->needs_pass(); });
     const QueueDecision decision =
-        DecideQueue(waiting, static_cast<int32_t>(running_.size()), clock_->Now(), options_.batch);
+        DecideQueue(waiting, static_cast<int32_t>(predicting), clock_->Now(), options_.batch);
     *look_again = std::min(*look_again, decision.look_again);
     for (int32_t i = 0; i < decision.take; ++i) {
       taken.push_back(std::move(queue_.front()));
@@ -254,8 +259,9 @@ void Executor::TakeWaiting(absl::Time* look_again) {
 }
 
 absl::Status Executor::EndReason(const Call& call) const {
-  if (call.results->cancelled()) return absl::CancelledError("the caller left");
+  // The deadline first: when it passes, gRPC cancels the call as well.
   if (clock_->Now() >= call.deadline) return absl::DeadlineExceededError("the deadline has passed");
+  if (call.results->cancelled()) return absl::CancelledError("the caller left");
   if (aborting_) return absl::UnavailableError("the server is shutting down");
   return absl::OkStatus();
 }

@@ -108,6 +108,17 @@ TEST(Admission, AThousandWrongIdsAreNamedInBounds) {
   EXPECT_THAT(RefusedFields(TinyRequest(std::vector<int32_t>(1000, -1))), SizeIs(11));
 }
 
+TEST(Admission, AMillionBadEntriesCostNoMoreThanAFew) {
+  v1::PredictRequest request = AtlasRequest("x");
+  for (int i = 0; i < 1'000'000; ++i) request.mutable_generation()->add_stop("");
+  EXPECT_THAT(RefusedFields(request), SizeIs(testing::Le(9)));
+  v1::PredictRequest labels = AtlasRequest("x");
+  for (int i = 0; i < 10'000; ++i) {
+    (*labels.mutable_labels())[std::to_string(i) + std::string(70, 'k')] = "v";
+  }
+  EXPECT_THAT(RefusedFields(labels), SizeIs(testing::Le(17)));
+}
+
 TEST(Admission, ATargetTextIsExactlyOneToken) {
   v1::PredictRequest request = AtlasRequest("The capital of France is");
   v1::Target* target = request.add_explanations()->mutable_target();

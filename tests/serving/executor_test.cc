@@ -197,6 +197,21 @@ TEST(Executor, ASlowReaderSlowsOnlyItsOwnExplanation) {
   EXPECT_TRUE(slow.results->final_status().ok());
 }
 
+TEST(Executor, StalledReadersTakeNoPlaceFromPredictions) {
+  ServingBench bench({.batch = {.max_running = 1}}, {.stream_bytes = 2000});
+  v1::PredictRequest request = TinyRequest(std::vector<int32_t>(60, 5));
+  request.add_explanations()->mutable_hidden_attention();
+  std::vector<ServingBench::Sent> stalled;
+  for (int i = 0; i < 3; ++i) {
+    stalled.push_back(bench.Send(request));
+    bench.Run();
+  }
+  EXPECT_EQ(Metric(bench, "mambascope_running_explanations"), 3);
+  const auto other = bench.Send(TinyRequest({1, 2}));
+  bench.Run();
+  EXPECT_TRUE(End(ServingBench::Read(*other.results)).status().code() == 0);
+}
+
 TEST(Executor, OneFailedExplanationLeavesThePredictionAndTheOthersAlone) {
   ServingBench bench;
   v1::PredictRequest request = AtlasRequest("The capital of France is");
