@@ -5,6 +5,7 @@
 #include <grpcpp/health_check_service_interface.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "grpc/health/v1/health.pb.h"
 
 namespace mambascope::rpc {
@@ -64,7 +65,11 @@ void RpcServer::SetServing(bool serving) {
 
 void RpcServer::Shutdown(absl::Time deadline) {
   open_streams_.WaitUntilNone(std::max(deadline, absl::UnixEpoch()));
-  server_->Shutdown(absl::ToChronoTime(absl::UnixEpoch()));
+  // A finished stream may still be on its way: closing a socket with unread frames of the peer's
+  // resets the connection and takes its last events back. gRPC's graceful close waits for the
+  // peer's answer, and returns as soon as all have given it; watchers of health never do.
+  constexpr absl::Duration kCloseTimeout = absl::Seconds(5);
+  server_->Shutdown(absl::ToChronoTime(absl::Now() + kCloseTimeout));
   server_->Wait();
 }
 

@@ -24,8 +24,8 @@ class RpcServer {
   int port() const { return port_; }
   // Of every service name, and of "" for the server as a whole.
   void SetServing(bool serving);
-  // Stops listening and waits for the Predict streams to deliver what they have; those still open
-  // at `deadline`, and all watchers of health, are cancelled.
+  // Waits until the Predict streams have delivered what they have, at most until `deadline`; then
+  // stops listening and closes the connections, giving each 5 seconds to take leave.
   void Shutdown(absl::Time deadline);
   std::shared_ptr<grpc::Channel> InProcessChannel();
 
