@@ -31,7 +31,7 @@ struct Options {
 };
 
 // Parses a command line. On --help, --version or a mistake prints to stdout or stderr and sets
-// `exit_code` (0 or 2); the caller then exits. nullopt-like: `exit_code` < 0 means "go on".
+// `exit_code` to 0 or 2, with which the caller exits; else to -1.
 Options ParseOptions(int argc, char** argv, int* exit_code);
 
 }  // namespace mambascope
