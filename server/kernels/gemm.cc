@@ -1,6 +1,7 @@
 #include "server/kernels/gemm.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "server/base/check.h"
 #include "server/kernels/gemm_parts.h"
@@ -29,27 +30,45 @@ constexpr int64_t kMostRows = HWY_MAX_BYTES == 64 ? 16 : 8;
 // addition; with few rows of x a second group fills the gap.
 constexpr int64_t Groups(int64_t rows) { return rows <= kMostRows / 2 ? 2 : 1; }
 
-// Four numbers from each of the rows j, j + 4, j + 8, ... of w.
-HWY_INLINE Vec LoadEveryFourthRow(F32 d, const float* w, int64_t stride) {
+// w as T stores it: float, or uint16_t for bf16.
+template <typename T>
+struct Weights {
+  explicit Weights(const WeightMatrix& w)
+      : data(static_cast<const T*>(w.data)), rows(w.rows), cols(w.cols), stride(w.stride) {}
+  const T* data;
+  int64_t rows, cols, stride;
+};
+
+// Of each weight row, 16 bytes are loaded at a time: one number in each word, or two.
+template <typename T>
+constexpr int64_t kStep = 16 / sizeof(T);
+template <typename T>
+constexpr int64_t kCacheLine = 64 / sizeof(T);
+
+// Four words from each of the rows j, j + 4, j + 8, ... of w.
+template <typename T>
+HWY_INLINE Vec LoadEveryFourthRow(F32 d, const T* w, int64_t stride) {
+  const hn::Repartition<T, F32> full;
 #if HWY_MAX_BYTES == 16
   (void)stride;
-  return hn::LoadU(d, w);
+  return hn::BitCast(d, hn::LoadU(full, w));
 #else
-  const hn::Half<F32> half;
+  const hn::Half<decltype(full)> half;
   if constexpr (kLanes == 8) {
-    return hn::Combine(d, hn::LoadU(half, w + 4 * stride), hn::LoadU(half, w));
+    return hn::BitCast(d, hn::Combine(full, hn::LoadU(half, w + 4 * stride), hn::LoadU(half, w)));
   } else {
-    const hn::Half<hn::Half<F32> > quarter;
+    const hn::Half<decltype(half)> quarter;
     const auto low = hn::Combine(half, hn::LoadU(quarter, w + 4 * stride), hn::LoadU(quarter, w));
     const auto high =
         hn::Combine(half, hn::LoadU(quarter, w + 12 * stride), hn::LoadU(quarter, w + 8 * stride));
-    return hn::Combine(d, high, low);
+    return hn::BitCast(d, hn::Combine(full, high, low));
   }
 #endif
 }
 
-// column[c] holds w[lane, c] for the kLanes rows from w and c in [0, 4).
-HWY_INLINE void LoadColumns(F32 d, const float* w, int64_t stride, Vec column[4]) {
+// word[i] holds the i-th word of each of the kLanes rows from w, for i in [0, 4).
+template <typename T>
+HWY_INLINE void LoadWords(F32 d, const T* w, int64_t stride, Vec word[4]) {
   const hn::Repartition<double, F32> pairs;
   const Vec r0 = LoadEveryFourthRow(d, w, stride);
   const Vec r1 = LoadEveryFourthRow(d, w + stride, stride);
@@ -59,22 +78,40 @@ HWY_INLINE void LoadColumns(F32 d, const float* w, int64_t stride, Vec column[4]
   const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, r2, r3));
   const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, r0, r1));
   const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, r2, r3));
-  column[0] = hn::BitCast(d, hn::InterleaveLower(pairs, low01, low23));
-  column[1] = hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23));
-  column[2] = hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23));
-  column[3] = hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23));
+  word[0] = hn::BitCast(d, hn::InterleaveLower(pairs, low01, low23));
+  word[1] = hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23));
+  word[2] = hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23));
+  word[3] = hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23));
 }
 
-HWY_INLINE Vec LoadColumn(F32 d, const float* w, int64_t stride) {
+// w[lane, c] of the kLanes rows whose words these are, for c in [0, kStep).
+template <typename T>
+HWY_INLINE Vec Column(F32 d, const Vec word[4], int64_t c) {
+  if constexpr (sizeof(T) == 4) {
+    (void)d;
+    return word[c];
+  } else {  // a bf16 is the upper half of its float
+    const hn::RebindToUnsigned<F32> bits;
+    const auto both = hn::BitCast(bits, word[c / 2]);
+    return hn::BitCast(
+        d, c % 2 == 0 ? hn::ShiftLeft<16>(both) : hn::And(both, hn::Set(bits, 0xFFFF0000u)));
+  }
+}
+
+float Widened(float v) { return v; }
+float Widened(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+
+template <typename T>
+HWY_INLINE Vec LoadColumn(F32 d, const T* w, int64_t stride) {
   HWY_ALIGN float lanes[kLanes];
-  for (int64_t j = 0; j < kLanes; ++j) lanes[j] = w[j * stride];
+  for (int64_t j = 0; j < kLanes; ++j) lanes[j] = Widened(w[j * stride]);
   return hn::Load(d, lanes);
 }
 
 // sum (+)= x w^T over one block of k, for kRows rows of x and kGroups * kLanes rows of w.
 // sum [kRows, kGroups, kLanes]. `next` are the weights that will be wanted after these.
-template <int64_t kRows, int64_t kGroups>
-void AddBlock(const float* x, int64_t x_stride, const float* w, int64_t stride, const float* next,
+template <int64_t kRows, int64_t kGroups, typename T>
+void AddBlock(const float* x, int64_t x_stride, const T* w, int64_t stride, const T* next,
               int64_t length, bool first, float* sum) {
   const F32 d;
   Vec chain[kRows][kGroups];
@@ -84,26 +121,29 @@ void AddBlock(const float* x, int64_t x_stride, const float* w, int64_t stride, 
     for (int64_t g = 0; g < kGroups; ++g) chain[m][g] = hn::Zero(d);
   }
   int64_t k = 0;
-  for (; k + 4 <= length; k += 4) {
-    if (k % 16 == 0) {  // one cache line of each row
+  for (; k + kStep<T> <= length; k += kStep<T>) {
+    if (k % kCacheLine<T> == 0) {
 #pragma GCC unroll 32
       for (int64_t j = 0; j < kGroups * kLanes; ++j) {
         __builtin_prefetch(next + j * stride + k, /*write=*/0, /*second-level cache*/ 2);
       }
     }
-    Vec column[kGroups][4];
+    Vec word[kGroups][4];
 #pragma GCC unroll 2
     for (int64_t g = 0; g < kGroups; ++g) {
-      LoadColumns(d, w + g * kLanes * stride + k, stride, column[g]);
+      LoadWords(d, w + g * kLanes * stride + k, stride, word[g]);
     }
-#pragma GCC unroll 4
-    for (int64_t c = 0; c < 4; ++c) {
+#pragma GCC unroll 8
+    for (int64_t c = 0; c < kStep<T>; ++c) {
+      Vec column[kGroups];
+#pragma GCC unroll 2
+      for (int64_t g = 0; g < kGroups; ++g) column[g] = Column<T>(d, word[g], c);
 #pragma GCC unroll 16
       for (int64_t m = 0; m < kRows; ++m) {
         const Vec v = hn::Set(d, x[m * x_stride + k + c]);
 #pragma GCC unroll 2
         for (int64_t g = 0; g < kGroups; ++g) {
-          chain[m][g] = hn::MulAdd(v, column[g][c], chain[m][g]);
+          chain[m][g] = hn::MulAdd(v, column[g], chain[m][g]);
         }
       }
     }
@@ -129,15 +169,15 @@ void AddBlock(const float* x, int64_t x_stride, const float* w, int64_t stride, 
 }
 
 // Columns [begin, end) of kRows rows of y.
-template <int64_t kRows>
-void RowsOf(ConstMatrix x, ConstMatrix w, const float* bias, BlockLengths block, int64_t begin,
+template <int64_t kRows, typename T>
+void RowsOf(ConstMatrix x, Weights<T> w, const float* bias, BlockLengths block, int64_t begin,
             int64_t end, Matrix y) {
   constexpr int64_t kGroups = Groups(kRows), kColumns = kGroups * kLanes;
   HWY_ALIGN float sum[kRows * kColumns];
   const auto panel = [&]<int64_t kPanelGroups>(int64_t n, int64_t first_column) HWY_ATTR {
     constexpr int64_t kPanel = kPanelGroups * kLanes;
-    const float* weights = w.data + n * w.stride;
-    const float* next = w.data + std::min(n + kPanel, w.rows - kPanel) * w.stride;
+    const T* weights = w.data + n * w.stride;
+    const T* next = w.data + std::min(n + kPanel, w.rows - kPanel) * w.stride;
     for (int64_t k = 0; k < w.cols;) {
       const int64_t left = w.cols - k, length = left <= block.longest ? left : block.length;
       AddBlock<kRows, kPanelGroups>(x.data + k, x.stride, weights + k, w.stride, next + k, length,
@@ -157,8 +197,8 @@ void RowsOf(ConstMatrix x, ConstMatrix w, const float* bias, BlockLengths block,
   for (; n < end; n += kLanes) panel.template operator()<1>(std::min(n, w.rows - kLanes), n);
 }
 
-template <int64_t kRows>
-void Rows(ConstMatrix x, ConstMatrix w, const float* bias, BlockLengths block, int64_t begin,
+template <int64_t kRows, typename T>
+void Rows(ConstMatrix x, Weights<T> w, const float* bias, BlockLengths block, int64_t begin,
           int64_t end, Matrix y) {
   if constexpr (kRows > 0) {
     if (x.rows == kRows) return RowsOf<kRows>(x, w, bias, block, begin, end, y);
@@ -166,8 +206,9 @@ void Rows(ConstMatrix x, ConstMatrix w, const float* bias, BlockLengths block, i
   }
 }
 
-bool FewRows(ConstMatrix x, ConstMatrix w, const float* bias, BlockLengths block, int64_t begin,
-             int64_t end, Matrix y) {
+template <typename T>
+void Panels(ConstMatrix x, Weights<T> w, const float* bias, BlockLengths block, int64_t begin,
+            int64_t end, Matrix y) {
   // Panels that stay in the second-level cache while the next rows of x pass over them.
   constexpr int64_t kPanel = 4 * kLanes;
   const int64_t passes = (x.rows + kMostRows - 1) / kMostRows;
@@ -178,17 +219,39 @@ bool FewRows(ConstMatrix x, ConstMatrix w, const float* bias, BlockLengths block
                       std::min(n + kPanel, end), {y.data + m * y.stride, rows, y.cols, y.stride});
     }
   }
+}
+
+bool FewRows(ConstMatrix x, WeightMatrix w, const float* bias, BlockLengths block, int64_t begin,
+             int64_t end, Matrix y) {
+  if (w.type == ElementType::kF32) {
+    Panels(x, Weights<float>(w), bias, block, begin, end, y);
+  } else {
+    Panels(x, Weights<uint16_t>(w), bias, block, begin, end, y);
+  }
   return true;
 }
 
 #else
 
 // Without a fused multiply-add the order of BLIS cannot be followed.
-bool FewRows(ConstMatrix, ConstMatrix, const float*, BlockLengths, int64_t, int64_t, Matrix) {
+bool FewRows(ConstMatrix, WeightMatrix, const float*, BlockLengths, int64_t, int64_t, Matrix) {
   return false;
 }
 
 #endif
+
+void Widen(const uint16_t* from, int64_t count, float* to) {
+  const hn::ScalableTag<uint32_t> d;
+  const hn::Rebind<uint16_t, decltype(d)> narrow;
+  const F32 out;
+  const int64_t lanes = hn::Lanes(d);
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto bits = hn::ShiftLeft<16>(hn::PromoteTo(d, hn::LoadU(narrow, from + i)));
+    hn::StoreU(hn::BitCast(out, bits), out, to + i);
+  }
+  for (; i < count; ++i) to[i] = std::bit_cast<float>(uint32_t{from[i]} << 16);
+}
 
 void AddBias(const float* bias, Matrix y) {
   const F32 d;
@@ -223,6 +286,7 @@ namespace mambascope::kernels {
 namespace {
 
 HWY_EXPORT(FewRows);
+HWY_EXPORT(Widen);
 HWY_EXPORT(AddBias);
 
 // The micro-kernels that BLIS runs with here, chosen once.
@@ -270,8 +334,13 @@ void BlisGemm(ConstMatrix a, ConstMatrix b, float beta, Matrix c) {
 ConstMatrix Rows(ConstMatrix m, int64_t begin, int64_t end) {
   return {m.data + begin * m.stride, end - begin, m.cols, m.stride};
 }
+WeightMatrix Rows(WeightMatrix m, int64_t begin, int64_t end) {
+  const int64_t size = m.type == ElementType::kF32 ? sizeof(float) : sizeof(uint16_t);
+  return {static_cast<const char*>(m.data) + begin * m.stride * size, m.type, end - begin, m.cols,
+          m.stride};
+}
 
-void CheckShapes(ConstMatrix a, ConstMatrix b, Matrix c) {
+void CheckShapes(ConstMatrix a, WeightMatrix b, Matrix c) {
   MS_CHECK(a.cols == b.cols && c.rows == a.rows && c.cols == b.rows);
   MS_CHECK(a.stride >= a.cols && b.stride >= b.cols && c.stride >= c.cols);
 }
@@ -319,12 +388,37 @@ Grid ChooseGrid(int64_t rows, int64_t columns, int64_t threads) {
 constexpr int64_t kWorthSplitting = 32768;
 // Inner borders of a split: whole micro-tiles of every micro-kernel.
 constexpr int64_t kTile = 96;
+// Widened weights that BLIS packs next: a thread keeps room for as many.
+constexpr int64_t kWidened = 512 * 1024;
 
 }  // namespace
 
-void BlisLinear(ConstMatrix x, ConstMatrix w, Matrix y) { BlisGemm(x, w, 0.0f, y); }
+void WidenRow(WeightMatrix w, int64_t row, float* out) {
+  const void* data = Rows(w, row, row + 1).data;
+  if (w.type == ElementType::kF32) {
+    std::memcpy(out, data, w.cols * sizeof(float));
+  } else {
+    HWY_DYNAMIC_DISPATCH(Widen)(static_cast<const uint16_t*>(data), w.cols, out);
+  }
+}
 
-void FewRowsLinear(ConstMatrix x, ConstMatrix w, const float* bias, int64_t begin, int64_t end,
+void BlisLinear(ConstMatrix x, WeightMatrix w, Matrix y) {
+  if (w.type == ElementType::kF32) {
+    BlisGemm(x, {static_cast<const float*>(w.data), w.rows, w.cols, w.stride}, 0.0f, y);
+    return;
+  }
+  thread_local std::vector<float> widened;
+  const int64_t K = w.cols,
+                most = std::max<int64_t>(1, kWidened / std::max<int64_t>(1, K) / kTile) * kTile;
+  for (int64_t n = 0; n < w.rows; n += most) {
+    const int64_t columns = std::min(most, w.rows - n);
+    widened.resize(std::max<int64_t>(widened.size(), columns * K));
+    for (int64_t c = 0; c < columns; ++c) WidenRow(w, n + c, widened.data() + c * K);
+    BlisGemm(x, {widened.data(), columns, K, K}, 0.0f, {y.data + n, y.rows, columns, y.stride});
+  }
+}
+
+void FewRowsLinear(ConstMatrix x, WeightMatrix w, const float* bias, int64_t begin, int64_t end,
                    Matrix y) {
   HWY_DYNAMIC_DISPATCH(FewRows)(x, w, bias, TheBlis().block, begin, end, y);
 }
@@ -354,7 +448,7 @@ void GemmBlock(ConstMatrix a, ConstMatrix b, bool accumulate, Matrix c) {
   BlisGemm(a, b, accumulate ? 1.0f : 0.0f, c);
 }
 
-void Linear(ThreadPool& pool, ConstMatrix x, ConstMatrix w, const float* bias, Matrix y) {
+void Linear(ThreadPool& pool, ConstMatrix x, WeightMatrix w, const float* bias, Matrix y) {
   CheckShapes(x, w, y);
   const int64_t M = y.rows, N = y.cols;
   const bool alone = M * N * x.cols < kWorthSplitting;
@@ -373,7 +467,7 @@ void Linear(ThreadPool& pool, ConstMatrix x, ConstMatrix w, const float* bias, M
     const int64_t n_end = std::min(column_units * (c + 1) / grid.column_parts * kTile, N);
     if (m >= m_end || n >= n_end) return;
     const Matrix tile{y.data + m * y.stride + n, m_end - m, n_end - n, y.stride};
-    BlisGemm(Rows(x, m, m_end), Rows(w, n, n_end), 0.0f, tile);
+    BlisLinear(Rows(x, m, m_end), Rows(w, n, n_end), tile);
     if (bias != nullptr) HWY_DYNAMIC_DISPATCH(AddBias)(bias + n, tile);
   });
 }
@@ -387,7 +481,7 @@ GemmReport CheckGemm(ThreadPool& pool) {
   const std::vector<float> x = RandomNumbers(M * K), w = RandomNumbers(N * K);
   std::vector<float> whole(M * N), rows(M * N);
   const auto linear = [&](int64_t begin, int64_t end, std::vector<float>& y) {
-    Linear(pool, Rows({x.data(), M, K, K}, begin, end), {w.data(), N, K, K}, nullptr,
+    Linear(pool, Rows(ConstMatrix{x.data(), M, K, K}, begin, end), {w.data(), N, K, K}, nullptr,
            {y.data() + begin * N, end - begin, N, N});
   };
   for (int i = 0; i < 3; ++i) {  // the first one also warms the caches up

@@ -22,11 +22,11 @@ inline constexpr int64_t kFewRows = 64;
 // The fewest weight rows the own kernel takes: the lanes of the widest register.
 inline constexpr int64_t kFewestColumns = 16;
 
-// y = x w^T by BLIS.
-void BlisLinear(ConstMatrix x, ConstMatrix w, Matrix y);
+// y = x w^T by BLIS, which knows fp32 alone: other weights are widened range by range.
+void BlisLinear(ConstMatrix x, WeightMatrix w, Matrix y);
 
 // Columns [begin, end) of y = x w^T (+ bias) by our kernel; w.rows >= kFewestColumns.
-void FewRowsLinear(ConstMatrix x, ConstMatrix w, const float* bias, int64_t begin, int64_t end,
+void FewRowsLinear(ConstMatrix x, WeightMatrix w, const float* bias, int64_t begin, int64_t end,
                    Matrix y);
 
 // Whether FewRowsLinear gives BlisLinear's bits on this CPU: tried on shapes around the block

@@ -34,17 +34,23 @@ std::vector<float> Random(int64_t count, float low = -1, float high = 1) {
 
 constexpr int64_t kDModel = 768, kDInner = 1536, kDState = 16, kDtRank = 48;
 
-// x w^T for `rows` tokens. Weights of several layers, 200 MB, are used in turn, as in a decode:
-// none is in a cache when its turn comes.
-void Gemm(State& state, bool cold, bool own) {
+// x w^T for M tokens. Weights of several layers, 200 MB, are used in turn, as in a decode: none is
+// in a cache when its turn comes.
+enum class Weights { kWarm, kCold };
+template <typename T>
+void Gemm(State& state, Weights place, bool own) {
   const int64_t M = state.range(0), N = state.range(1), K = state.range(2);
   ThreadPool pool(static_cast<int>(state.range(3)));
-  const int64_t layers = cold ? std::max<int64_t>(1, 50'000'000 / (N * K)) : 1;
-  const std::vector<float> x = Random(M * K), w = Random(layers * N * K);
+  const int64_t bytes = N * K * sizeof(T);
+  const int64_t layers =
+      place == Weights::kCold ? std::max<int64_t>(1, 200'000'000 / bytes) : int64_t{1};
+  const std::vector<float> x = Random(M * K), numbers = Random(layers * bytes / sizeof(float));
+  const ElementType type = sizeof(T) == 2 ? ElementType::kBF16 : ElementType::kF32;
+  const T* w = reinterpret_cast<const T*>(numbers.data());
   std::vector<float> y(M * N);
   int64_t layer = 0;
   for (auto _ : state) {
-    const ConstMatrix weights{w.data() + layer++ % layers * N * K, N, K, K};
+    const WeightMatrix weights{w + layer++ % layers * N * K, type, N, K, K};
     const ConstMatrix rows{x.data(), M, K, K};
     const Matrix out{y.data(), M, N, N};
     if (own) {
@@ -56,11 +62,13 @@ void Gemm(State& state, bool cold, bool own) {
   }
   const auto rate = Counter::kIsIterationInvariantRate;
   state.counters["FLOP/s"] = Counter(2.0 * M * N * K, rate);
-  state.counters["B/s"] = Counter(4.0 * N * K, rate, Counter::kIs1024);
+  state.counters["B/s"] = Counter(static_cast<double>(bytes), rate, Counter::kIs1024);
 }
-void Linear(State& state) { Gemm(state, /*cold=*/false, /*own=*/true); }
-void LinearColdWeights(State& state) { Gemm(state, /*cold=*/true, /*own=*/true); }
-void BlisColdWeights(State& state) { Gemm(state, /*cold=*/true, /*own=*/false); }
+void Linear(State& state) { Gemm<float>(state, Weights::kWarm, /*own=*/true); }
+void LinearBf16(State& state) { Gemm<uint16_t>(state, Weights::kWarm, /*own=*/true); }
+void LinearColdWeights(State& state) { Gemm<float>(state, Weights::kCold, /*own=*/true); }
+void LinearColdBf16(State& state) { Gemm<uint16_t>(state, Weights::kCold, /*own=*/true); }
+void BlisColdWeights(State& state) { Gemm<float>(state, Weights::kCold, /*own=*/false); }
 
 // How fast this machine reads memory at all: the limit of a decode.
 void ReadMemory(State& state) {
@@ -199,6 +207,12 @@ BENCHMARK(Linear)->Apply(PrefillSizes<1>)->ArgNames({"M", "N", "K", "threads"});
 BENCHMARK(Linear)->Apply(PrefillSizes<2>)->ArgNames({"M", "N", "K", "threads"})->UseRealTime();
 BENCHMARK(LinearColdWeights)->Apply(DecodeSizes<1>)->ArgNames({"M", "N", "K", "threads"});
 BENCHMARK(LinearColdWeights)
+    ->Apply(DecodeSizes<2>)
+    ->ArgNames({"M", "N", "K", "threads"})
+    ->UseRealTime();
+BENCHMARK(LinearBf16)->Apply(PrefillSizes<1>)->ArgNames({"M", "N", "K", "threads"});
+BENCHMARK(LinearColdBf16)->Apply(DecodeSizes<1>)->ArgNames({"M", "N", "K", "threads"});
+BENCHMARK(LinearColdBf16)
     ->Apply(DecodeSizes<2>)
     ->ArgNames({"M", "N", "K", "threads"})
     ->UseRealTime();

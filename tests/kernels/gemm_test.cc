@@ -1,6 +1,8 @@
 #include "server/kernels/gemm.h"
 
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <span>
 #include <string>
@@ -33,6 +35,24 @@ Layer RandomLayer(int64_t M, int64_t N, int64_t K) {
 ConstMatrix View(const std::vector<float>& m, int64_t rows, int64_t cols) {
   return {m.data(), rows, cols, cols};
 }
+
+// Weights in bf16 and the same in fp32, in rows of `stride`, one element off any wider alignment.
+struct Bf16Weights {
+  Bf16Weights(int64_t N, int64_t K, int64_t stride)
+      : N(N), K(K), stride(stride), narrow(N * stride + 1), wide(N * stride + 1) {
+    const std::vector<float> numbers = Random(N * stride + 1, 2);
+    for (size_t i = 0; i < narrow.size(); ++i) {
+      narrow[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(numbers[i]) >> 16);
+      wide[i] = std::bit_cast<float>(uint32_t{narrow[i]} << 16);
+    }
+  }
+  WeightMatrix Narrow() const { return {narrow.data() + 1, ElementType::kBF16, N, K, stride}; }
+  ConstMatrix Wide() const { return {wide.data() + 1, N, K, stride}; }
+
+  int64_t N, K, stride;
+  std::vector<uint16_t> narrow;
+  std::vector<float> wide;
+};
 
 // Rows [begin, end) of the layer's output.
 std::vector<float> Output(ThreadPool& pool, const Layer& layer, int64_t begin, int64_t end) {
@@ -113,6 +133,50 @@ TEST(Linear, TheThreadCountChangesNoBit) {
   }
 }
 
+TEST(Linear, Bf16WeightsGiveTheBitsOfTheSameWeightsInFp32) {
+  ThreadPool one(1), two(2);
+  for (const int64_t K : {1, 7, 9, 48, 255, 260, 481, 777, 1537}) {
+    for (const int64_t N : {1, 15, 16, 33, 75, 250}) {
+      for (const int64_t pad : {0, 5}) {
+        const Bf16Weights w(N, K, K + pad);
+        const std::vector<float> x = Random(130 * K, 1), bias = Random(N, 3);
+        std::vector<float> expected(130 * N);
+        Linear(one, View(x, 130, K), w.Wide(), bias.data(), {expected.data(), 130, N, N});
+        for (const int64_t M : {1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 65, 100, 130}) {
+          for (ThreadPool* pool : {&one, &two}) {
+            std::vector<float> y(M * N, std::nanf(""));
+            Linear(*pool, View(x, M, K), w.Narrow(), bias.data(), {y.data(), M, N, N});
+            ASSERT_TRUE(SameBits(y, std::span(expected).first(M * N)))
+                << M << " x " << N << " x " << K << " on " << pool->threads() << " threads";
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Linear, Bf16WeightsOfManyRangesGiveTheBitsOfTheSameWeightsInFp32) {
+  ThreadPool pool(2);
+  const int64_t M = 130, N = 1000, K = 2500;  // more than is widened at once
+  const Bf16Weights w(N, K, K);
+  const std::vector<float> x = Random(M * K, 1);
+  std::vector<float> expected(M * N), y(M * N, std::nanf(""));
+  Linear(pool, View(x, M, K), w.Wide(), nullptr, {expected.data(), M, N, N});
+  Linear(pool, View(x, M, K), w.Narrow(), nullptr, {y.data(), M, N, N});
+  EXPECT_TRUE(SameBits(y, expected));
+}
+
+TEST(WidenRow, GivesTheRowExactly) {
+  const Bf16Weights w(/*N=*/5, /*K=*/37, /*stride=*/40);
+  for (const WeightMatrix& weights : {w.Narrow(), WeightMatrix(w.Wide())}) {
+    for (int64_t row = 0; row < w.N; ++row) {
+      std::vector<float> out(w.K);
+      WidenRow(weights, row, out.data());
+      EXPECT_TRUE(SameBits(out, std::span(w.wide).subspan(1 + row * w.stride, w.K)));
+    }
+  }
+}
+
 TEST(Linear, OfNoRowsWritesNothing) {
   ThreadPool pool(2);
   EXPECT_TRUE(Output(pool, RandomLayer(0, 20, 30)).empty());
@@ -121,18 +185,22 @@ TEST(Linear, OfNoRowsWritesNothing) {
 void ExpectFewRowsToHaveTheBitsOfBlis() {
   for (const int64_t K : kLengths) {
     for (const int64_t N : {16, 17, 31, 33, 75}) {
-      const Layer layer = RandomLayer(/*M=*/kFewRows + 1, N, K);
-      std::vector<float> expected(layer.M * N);
-      BlisLinear(View(layer.x, layer.M, K), View(layer.w, N, K), {expected.data(), layer.M, N, N});
+      const int64_t M = kFewRows + 1;
+      const std::vector<float> x = Random(M * K, 1);
+      const Bf16Weights w(N, K, K);
+      std::vector<float> expected(M * N);
+      BlisLinear(View(x, M, K), w.Wide(), {expected.data(), M, N, N});
       for (int64_t rows = 1; rows <= kFewRows; rows += rows < 20 ? 1 : 11) {
-        std::vector<float> actual(rows * N, std::nanf(""));
-        const int64_t middle = N / 2 / kFewestColumns * kFewestColumns;  // as if on two threads
-        for (const auto& [begin, end] : {std::pair{int64_t{0}, middle}, std::pair{middle, N}}) {
-          FewRowsLinear(View(layer.x, rows, K), View(layer.w, N, K), nullptr, begin, end,
-                        {actual.data(), rows, N, N});
+        for (const WeightMatrix& weights : {WeightMatrix(w.Wide()), w.Narrow()}) {
+          std::vector<float> actual(rows * N, std::nanf(""));
+          const int64_t middle = N / 2 / kFewestColumns * kFewestColumns;  // as if on two threads
+          for (const auto& [begin, end] : {std::pair{int64_t{0}, middle}, std::pair{middle, N}}) {
+            FewRowsLinear(View(x, rows, K), weights, nullptr, begin, end,
+                          {actual.data(), rows, N, N});
+          }
+          ASSERT_TRUE(SameBits(actual, std::span(expected).first(rows * N)))
+              << rows << " rows, N " << N << ", K " << K;
         }
-        ASSERT_TRUE(SameBits(actual, std::span(expected).first(rows * N)))
-            << rows << " rows, N " << N << ", K " << K;
       }
     }
   }
