@@ -1,5 +1,7 @@
 #include "server/kernels/rms_norm.h"
 
+#include <algorithm>
+#include <span>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -68,6 +70,54 @@ TEST(RmsNorm, MayWriteOverItsInput) {
   ThreadPool pool(1);
   RmsNorm(pool, u.data(), weight.data(), 1e-5f, 5, 70, u.data());
   EXPECT_TRUE(SameBits(u, Norm(h, weight)));
+}
+
+TEST(GroupRmsNorm, NormalisesEachGroupOnItsOwn) {
+  OnEveryTarget([] {
+    for (const int64_t width : {1, 5, 16, 33, 768}) {
+      for (const int64_t groups : {1, 2, 3}) {
+        SCOPED_TRACE(testing::Message() << groups << " groups of " << width);
+        const int64_t rows = 30, cols = width * groups;
+        const std::vector<float> g = Random(rows * cols, 11, -5, 5), weight = Random(cols, 12);
+        std::vector<double> expected(g.size());
+        for (int64_t at = 0; at < rows * cols; at += width) {
+          const std::span<const float> part(g.data() + at, width);
+          const std::span<const float> part_weight(weight.data() + at % cols, width);
+          const std::vector<double> normed = reference::RmsNorm(part, part_weight, 1e-5);
+          std::copy(normed.begin(), normed.end(), expected.begin() + at);
+        }
+        std::vector<float> out(g.size()), in_place = g;
+        ThreadPool one(1), three(3);
+        GroupRmsNorm(one, g.data(), weight.data(), 1e-5f, rows, cols, groups, out.data());
+        EXPECT_TRUE(Close(out, expected));
+        GroupRmsNorm(three, in_place.data(), weight.data(), 1e-5f, rows, cols, groups,
+                     in_place.data());
+        EXPECT_TRUE(SameBits(in_place, out));
+      }
+    }
+  });
+}
+
+TEST(RmsScaleInPlace, ScalesItsColumnsAndLeavesTheOthers) {
+  OnEveryTarget([] {
+    for (const int64_t cols : {1, 3, 16, 17, 48, 130}) {
+      SCOPED_TRACE(cols);
+      const int64_t rows = 300, stride = cols + 5;
+      const std::vector<float> before = Random(rows * stride, 13, -5, 5);
+      std::vector<float> v = before, again = before;
+      ThreadPool one(1), three(3);
+      RmsScaleInPlace(one, v.data(), rows, cols, stride, 1e-6f);
+      RmsScaleInPlace(three, again.data(), rows, cols, stride, 1e-6f);
+      EXPECT_TRUE(SameBits(again, v));
+      const std::vector<float> ones(cols, 1.0f);
+      for (int64_t i = 0; i < rows; ++i) {
+        const std::span<const float> row(before.data() + i * stride, stride);
+        const std::span<const float> scaled(v.data() + i * stride, stride);
+        ASSERT_TRUE(Close(scaled.first(cols), reference::RmsNorm(row.first(cols), ones, 1e-6)));
+        ASSERT_TRUE(SameBits(scaled.subspan(cols), row.subspan(cols)));
+      }
+    }
+  });
 }
 
 TEST(AddInPlace, AddsEveryElementOnce) {
