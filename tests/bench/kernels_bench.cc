@@ -17,6 +17,7 @@
 #include "server/kernels/gemm_parts.h"
 #include "server/kernels/rms_norm.h"
 #include "server/kernels/selective_scan.h"
+#include "server/kernels/ssd_scan.h"
 
 namespace mambascope::kernels {
 namespace {
@@ -123,6 +124,46 @@ void Scan(State& state) {
                                      Counter::kIsIterationInvariantRate | Counter::kInvert);
 }
 
+// mamba2-130m: 24 heads of 64 channels, one group, 128 states; d_inner is the same.
+void SsdScan(State& state) {
+  constexpr int64_t kHeads = 24, kHeadDim = 64, kStates = 128;
+  constexpr int64_t kXbc = kDInner + 2 * kStates, kProjected = kDInner + kXbc + kHeads;
+  const int64_t tokens = state.range(0), sequences = state.range(1), all = tokens * sequences;
+  ThreadPool pool(static_cast<int>(state.range(2)));
+  const std::vector<float> xbc = Random(all * kXbc), projected = Random(all * kProjected);
+  const std::vector<float> dt_bias = Random(kHeads, -6, 1), A = Random(kHeads, -16, -1);
+  const std::vector<float> D = Random(kHeads);
+  const int64_t state_size = kStates * kDInner;
+  std::vector<float> gated(all * kDInner), ssm_state(sequences * state_size);
+  std::vector<int32_t> seq_start;
+  std::vector<float*> states;
+  for (int64_t s = 0; s <= sequences; ++s) seq_start.push_back(static_cast<int32_t>(s * tokens));
+  for (int64_t s = 0; s < sequences; ++s) states.push_back(ssm_state.data() + s * state_size);
+  SsdInputs in;
+  in.heads = kHeads;
+  in.head_dim = kHeadDim;
+  in.d_state = kStates;
+  in.x = xbc.data();
+  in.B = xbc.data() + kDInner;
+  in.C = xbc.data() + kDInner + kStates;
+  in.xbc_stride = kXbc;
+  in.z = projected.data();
+  in.z_stride = kProjected;
+  in.dt = projected.data() + kDInner + kXbc;
+  in.dt_stride = kProjected;
+  in.dt_bias = dt_bias.data();
+  in.A = A.data();
+  in.D = D.data();
+  in.seq_start = seq_start;
+  for (auto _ : state) {
+    kernels::SsdScan(pool, in, {.gated = gated.data(), .y = nullptr, .ssm_state = states});
+    benchmark::ClobberMemory();
+  }
+  // Three operations for each state and channel: decay and drive, their sum, and y.
+  state.counters["updates/s"] =
+      Counter(1.0 * all * kDInner * kStates, Counter::kIsIterationInvariantRate);
+}
+
 void Conv(State& state) {
   const int64_t tokens = state.range(0);
   ThreadPool pool(static_cast<int>(state.range(1)));
@@ -196,6 +237,10 @@ void ScanSizes(benchmark::internal::Benchmark* bench) {
   bench->Args({1, 8, 16, kThreads});
 }
 template <int64_t kThreads>
+void SsdSizes(benchmark::internal::Benchmark* bench) {
+  bench->Args({512, 1, kThreads})->Args({1, 1, kThreads})->Args({1, 8, kThreads});
+}
+template <int64_t kThreads>
 void TokenCounts(benchmark::internal::Benchmark* bench) {
   bench->Args({1, kThreads})->Args({1024, kThreads});
 }
@@ -226,6 +271,8 @@ BENCHMARK(Scan)
     ->Apply(ScanSizes<2>)
     ->ArgNames({"tokens", "sequences", "d_state", "threads"})
     ->UseRealTime();
+BENCHMARK(SsdScan)->Apply(SsdSizes<1>)->ArgNames({"tokens", "sequences", "threads"});
+BENCHMARK(SsdScan)->Apply(SsdSizes<2>)->ArgNames({"tokens", "sequences", "threads"})->UseRealTime();
 BENCHMARK(Conv)->Apply(TokenCounts<1>)->ArgNames({"tokens", "threads"});
 BENCHMARK(Conv)->Apply(TokenCounts<2>)->ArgNames({"tokens", "threads"})->UseRealTime();
 BENCHMARK(Norm)->Apply(TokenCounts<1>)->ArgNames({"rows", "threads"});

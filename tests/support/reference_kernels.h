@@ -117,6 +117,42 @@ inline Scanned SelectiveScan(std::span<const float> x, std::span<const float> dt
   return out;
 }
 
+struct SsdShape {
+  int64_t heads, head_dim, groups, d_state;
+};
+
+// One sequence of Mamba-2. x, z [tokens, heads head_dim]; B, C [tokens, groups d_state]; dt
+// [tokens, heads]; dt_bias, A, skip [heads]; ssm_state [heads, d_state, head_dim].
+inline Scanned SsdScan(const SsdShape& shape, std::span<const float> x, std::span<const float> B,
+                       std::span<const float> C, std::span<const float> dt,
+                       std::span<const float> dt_bias, double delta_min, double delta_max,
+                       std::span<const float> A, std::span<const float> skip,
+                       std::span<const float> z, std::span<const float> ssm_state) {
+  const auto [H, P, G, N] = shape;
+  const int64_t tokens = static_cast<int64_t>(dt.size()) / H;
+  Scanned out{std::vector<double>(x.size()), std::vector<double>(x.size()),
+              std::vector<double>(ssm_state.begin(), ssm_state.end())};
+  for (int64_t i = 0; i < tokens; ++i) {
+    for (int64_t h = 0; h < H; ++h) {
+      const int64_t g = h / (H / G);
+      const double delta =
+          std::clamp(Softplus(double{dt[i * H + h]} + dt_bias[h]), delta_min, delta_max);
+      for (int64_t p = 0; p < P; ++p) {
+        const int64_t at = (i * H + h) * P + p;
+        double y = 0;
+        for (int64_t n = 0; n < N; ++n) {
+          double& state = out.ssm_state[(h * N + n) * P + p];
+          state = std::exp(delta * A[h]) * state + delta * B[(i * G + g) * N + n] * x[at];
+          y += C[(i * G + g) * N + n] * state;
+        }
+        out.y[at] = y;
+        out.gated[at] = (y + skip[h] * double{x[at]}) * Silu(z[at]);
+      }
+    }
+  }
+  return out;
+}
+
 // The project's tolerance for fp32 against float64: 5e-5 * max(0.1, largest magnitude).
 inline testing::AssertionResult Close(std::span<const float> actual,
                                       std::span<const double> expected) {
