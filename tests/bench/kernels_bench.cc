@@ -17,6 +17,7 @@
 #include "server/kernels/gemm_parts.h"
 #include "server/kernels/rms_norm.h"
 #include "server/kernels/selective_scan.h"
+#include "server/kernels/ssd_map.h"
 #include "server/kernels/ssd_scan.h"
 
 namespace mambascope::kernels {
@@ -164,6 +165,32 @@ void SsdScan(State& state) {
       Counter(1.0 * all * kDInner * kStates, Counter::kIsIterationInvariantRate);
 }
 
+// The mean map of one layer of the same model.
+void SsdMap(State& state) {
+  constexpr int64_t kHeads = 24, kStates = 128;
+  const int64_t tokens = state.range(0);
+  ThreadPool pool(static_cast<int>(state.range(1)));
+  const std::vector<float> delta = Random(tokens * kHeads, 1e-3f, 0.1f);
+  const std::vector<float> A = Random(kHeads, -16, -1), bc = Random(tokens * 2 * kStates);
+  std::vector<float> map(tokens * tokens);
+  for (auto _ : state) {
+    SsdMeanMap(pool,
+               {.tokens = tokens,
+                .heads = kHeads,
+                .groups = 1,
+                .d_state = kStates,
+                .delta = delta.data(),
+                .A = A.data(),
+                .B = bc.data(),
+                .C = bc.data() + kStates,
+                .bc_stride = 2 * kStates},
+               map.data());
+    benchmark::ClobberMemory();
+  }
+  state.counters["FLOP/s"] =
+      Counter(1.0 * tokens * tokens * (kStates + kHeads), Counter::kIsIterationInvariantRate);
+}
+
 void Conv(State& state) {
   const int64_t tokens = state.range(0);
   ThreadPool pool(static_cast<int>(state.range(1)));
@@ -273,6 +300,7 @@ BENCHMARK(Scan)
     ->UseRealTime();
 BENCHMARK(SsdScan)->Apply(SsdSizes<1>)->ArgNames({"tokens", "sequences", "threads"});
 BENCHMARK(SsdScan)->Apply(SsdSizes<2>)->ArgNames({"tokens", "sequences", "threads"})->UseRealTime();
+BENCHMARK(SsdMap)->Args({512, 1})->Args({1024, 1})->ArgNames({"tokens", "threads"});
 BENCHMARK(Conv)->Apply(TokenCounts<1>)->ArgNames({"tokens", "threads"});
 BENCHMARK(Conv)->Apply(TokenCounts<2>)->ArgNames({"tokens", "threads"})->UseRealTime();
 BENCHMARK(Norm)->Apply(TokenCounts<1>)->ArgNames({"rows", "threads"});
