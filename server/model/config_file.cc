@@ -9,8 +9,7 @@
 
 namespace mambascope::model {
 
-absl::StatusOr<std::string> ReadConfigFile(const std::string& path) {
-  constexpr size_t kMostBytes = 1 << 20;
+absl::StatusOr<std::string> ReadConfigFile(const std::string& path, size_t most_bytes) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) {
     return absl::NotFoundError(absl::StrCat(path, ": there is no such file"));
@@ -19,14 +18,14 @@ absl::StatusOr<std::string> ReadConfigFile(const std::string& path) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": is not a regular file"));
   }
   std::ifstream file(path, std::ios::binary);
-  std::string bytes(kMostBytes + 1, '\0');
+  std::string bytes(most_bytes + 1, '\0');
   file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   if (file.bad() || (file.fail() && !file.eof())) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": cannot be read"));
   }
   bytes.resize(static_cast<size_t>(file.gcount()));
-  if (bytes.size() > kMostBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": has more than ", kMostBytes, " bytes"));
+  if (bytes.size() > most_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": has more than ", most_bytes, " bytes"));
   }
   return bytes;
 }
