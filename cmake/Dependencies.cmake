@@ -8,6 +8,8 @@ find_package(absl CONFIG REQUIRED)
 find_package(prometheus-cpp CONFIG REQUIRED)
 find_package(Torch REQUIRED)
 find_package(hwy REQUIRED)
+find_package(PNG REQUIRED)
+find_package(JPEG REQUIRED)
 
 # Torch brings its flags as one string; ours are set per target.
 set(CMAKE_CXX_FLAGS "${CMAKE_CXX_FLAGS} ${TORCH_CXX_FLAGS}")

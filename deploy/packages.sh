@@ -9,6 +9,7 @@ packages=(
   libblis-serial-dev libhwy-dev
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
   prometheus-cpp-dev libcpp-httplib-dev libcli11-dev nlohmann-json3-dev libssl-dev
+  libpng-dev libjpeg62-turbo-dev
   cargo-web rustc-web                 # the tokenizer; Debian's plain rustc is too old
 )
 if [ "${1:-}" = --tests ]; then

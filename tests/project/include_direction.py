@@ -26,6 +26,7 @@ HOMES = {
     r"blis\.h": {"kernels"},
     r"hwy/": {"kernels"},
     r"nlohmann/": {"model", "observe"},
+    r"(png|jpeglib|jerror)\.h": {"model"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]')
 
