@@ -8,14 +8,16 @@
 
 namespace mambascope::model {
 
-// What a forward pass leaves behind for explanations, per token and layer: dt_rank + 2 d_state
-// numbers (delta, B and C follow from them, bit for bit, by MambaModel::ScanParametersOf), and x
-// and y of a few channels, by which an explanation proves that it rebuilds what was computed.
-// Linear in the length and small: 576 bytes per token and layer at mamba-130m's size.
+// What a forward pass leaves behind for explanations, per token and layer: the numbers from which
+// delta, B and C follow, bit for bit, by MambaModel::ScanParametersOf, and x and y of a few
+// channels, by which an explanation proves that it rebuilds what was computed. Linear in the length
+// and small: 576 bytes per token and layer at mamba-130m's size.
 struct LayerTrace {
-  Array<float> x_dbl;      // [tokens, dt_rank + 2 d_state]  x_proj's output: dt, B, C
-  Array<float> x_checked;  // [tokens, checked channels]     scan input
-  Array<float> y_checked;  // [tokens, checked channels]     scan output plus D x, before the gate
+  // [tokens, selective_width]  x_proj's output, dt, B, C (Falcon-Mamba: normalised); Mamba-2: dt
+  // before its bias, then B and C of the groups.
+  Array<float> selective;
+  Array<float> x_checked;  // [tokens, checked channels]  scan input
+  Array<float> y_checked;  // [tokens, checked channels]  scan output plus D x, before the gate
 };
 
 struct SequenceTrace {
@@ -23,9 +25,17 @@ struct SequenceTrace {
   SequenceTrace(const ModelConfig& config, int64_t capacity);
   static int64_t Bytes(const ModelConfig& config, int64_t tokens);
 
+  // `direction` 1 is Vim's backward scan, whose tokens stand in its own order, the last one first.
+  LayerTrace& layer(int32_t l, int32_t direction = 0) { return layers[l * directions + direction]; }
+  const LayerTrace& layer(int32_t l, int32_t direction = 0) const {
+    return layers[l * directions + direction];
+  }
+
   int64_t tokens = 0;  // filled so far, in all layers once a forward pass is over
+  int64_t capacity = 0;
   std::vector<int32_t> checked_channels;  // ascending, evenly spaced, at most 32
-  std::vector<LayerTrace> layers;
+  int32_t directions = 1;
+  std::vector<LayerTrace> layers;  // [layers, directions]
 };
 
 }  // namespace mambascope::model

@@ -22,46 +22,60 @@ namespace mambascope::model {
 // Buffers of a forward pass, kept between passes so that nothing allocates per token. One per
 // executor thread; grows to the largest pass seen.
 struct Workspace {
-  Array<float> h, u, xz, x, x_dbl, dt, gated, y, out, head_rows, logits;
+  Array<float> h, u, xz, x, selective, dt, gated, y, out, head_rows, logits;
+  Array<float> flipped_xz, flipped_gated, patches, embedded;  // Vim
 };
 
 // A piece of one sequence in a packed pass. Everything is borrowed until Forward returns.
 struct Piece {
-  std::span<const int32_t> tokens;       // the next tokens of the sequence, at least one
-  RecurrentState* state = nullptr;       // in: before the piece; out: after it
-  SequenceTrace* trace = nullptr;        // appended to, if given
-  std::span<const int32_t> logit_rows;   // rows of this piece, ascending, whose logits are wanted
-  std::vector<float>* logits = nullptr;  // out: [logit_rows, vocabulary]
+  std::span<const int32_t> tokens;  // the next tokens of the sequence, at least one; or
+  std::span<const float> image;     // of image models, once: [3, image_size, image_size]
+  RecurrentState* state = nullptr;  // in: before the piece; out: after it
+  SequenceTrace* trace = nullptr;   // appended to, if given
+  // Rows of this piece, ascending, whose logits are wanted. Of a model that pools the mean only the
+  // last, which stands for all rows of the sequence so far.
+  std::span<const int32_t> logit_rows;
+  std::vector<float>* logits = nullptr;  // out: [logit_rows, outputs]
   // Out: the first layer whose output was not finite (`layers` = the head), or -1. Such a piece's
   // results must not be used; the other pieces' are not touched by it.
   int32_t nonfinite_layer = -1;
 };
+// Rows that a piece takes in the pass.
+inline int64_t RowsOf(const ModelConfig& config, const Piece& piece) {
+  return piece.image.empty() ? static_cast<int64_t>(piece.tokens.size()) : config.vision.tokens();
+}
 
-// A language model as its equations (methods.md, section 1; Mamba, arXiv 2312.00752). Prefill and
-// single steps are the same pass: a step is a piece of one token. The bits of a piece's results
-// depend on its own sequence alone, neither on the other pieces, nor on where the sequence was cut,
-// nor on the number of threads. Threads: const and shareable; each concurrent Forward needs its own
-// Workspace.
+// A model as its equations (methods.md, section 1): a language model, or a classifier of texts or
+// images. Prefill and single steps are the same pass: a step is a piece of one token. The bits of a
+// piece's results depend on its own sequence alone, neither on the other pieces, nor on where the
+// sequence was cut, nor on the number of threads. Threads: const and shareable; each concurrent
+// Forward needs its own Workspace.
 class MambaModel {
  public:
-  // `folder`: config.json and model.safetensors. Errors name the file and the fault.
+  // `folder`: config.json and model.safetensors or its shards. Errors name the file and the fault.
   static absl::StatusOr<std::unique_ptr<const MambaModel>> Load(const std::string& folder);
 
-  // Token ids must be in [0, vocabulary) (checked invariant). `stop` is asked before each layer;
-  // once true, Forward returns kCancelled and states, traces and logits are unspecified.
+  // Token ids must be in [0, vocabulary), images of the config's size (checked invariants). `stop`
+  // is asked before each layer; once true, Forward returns kCancelled and states, traces and logits
+  // are unspecified.
   absl::Status Forward(ThreadPool& pool, Workspace& workspace, std::span<Piece> pieces,
                        absl::FunctionRef<bool()> stop) const;
 
   // The scan parameters of one layer for the first `tokens` tokens of a trace, for the
-  // hidden-attention kernels: views into the trace and the weights, and `delta` [tokens, d_inner],
-  // which is recomputed into `delta` with the bits of the pass.
+  // hidden-attention kernels: views into the trace, the weights and `buffers`, with the bits of the
+  // pass. Mamba-2: one channel for each head, d_inner = heads; B and C are those of group 0, group
+  // g's stand g d_state further.
+  struct ScanBuffers {
+    Array<float> delta;  // [tokens, d_inner]
+    Array<float> A;      // Mamba-2: [d_state, heads]
+  };
   kernels::ScanParameters ScanParametersOf(ThreadPool& pool, const SequenceTrace& trace,
-                                           int32_t layer, int64_t tokens,
-                                           Array<float>& delta) const;
-  // The same with ReLU in place of softplus (HA's simplified map).
+                                           int32_t layer, int32_t direction, int64_t tokens,
+                                           ScanBuffers& buffers) const;
+  // The same with ReLU in place of softplus and no clamp (HA's simplified map).
   kernels::ScanParameters ReluScanParametersOf(ThreadPool& pool, const SequenceTrace& trace,
-                                               int32_t layer, int64_t tokens,
-                                               Array<float>& delta) const;
+                                               int32_t layer, int32_t direction, int64_t tokens,
+                                               ScanBuffers& buffers) const;
 
   const ModelConfig& config() const { return config_; }
   const Weights& weights() const { return *weights_; }

@@ -6,39 +6,61 @@ namespace mambascope::model {
 namespace {
 
 int64_t ConvSize(const ModelConfig& config) {
-  return static_cast<int64_t>(config.d_conv - 1) * config.d_inner;
+  return static_cast<int64_t>(config.d_conv - 1) * config.conv_channels();
 }
 
 int64_t SsmSize(const ModelConfig& config) {
   return static_cast<int64_t>(config.d_state) * config.d_inner;
 }
 
+int64_t Scans(const ModelConfig& config) {
+  return static_cast<int64_t>(config.layers) * config.directions();
+}
+
+int64_t PooledSize(const ModelConfig& config) { return config.mean_pooled() ? config.d_model : 0; }
+
+template <typename T>
+Array<T> CopyOf(const Array<T>& values) {
+  Array<T> copy(values.size());
+  std::copy(values.begin(), values.end(), copy.begin());
+  return copy;
+}
+
 }  // namespace
 
 RecurrentState::RecurrentState(const ModelConfig& config)
-    : conv_size_(ConvSize(config)),
+    : directions_(config.directions()),
+      conv_size_(ConvSize(config)),
       ssm_size_(SsmSize(config)),
-      values_(config.layers * (conv_size_ + ssm_size_)) {
+      values_(Scans(config) * (conv_size_ + ssm_size_)),
+      pooled_(PooledSize(config)) {
   std::fill(values_.begin(), values_.end(), 0.0f);
+  std::fill(pooled_.begin(), pooled_.end(), 0.0);
 }
 
 RecurrentState RecurrentState::Copy() const {
   RecurrentState copy;
+  copy.directions_ = directions_;
   copy.conv_size_ = conv_size_;
   copy.ssm_size_ = ssm_size_;
-  copy.values_ = Array<float>(values_.size());
-  std::copy(values_.begin(), values_.end(), copy.values_.begin());
+  copy.values_ = CopyOf(values_);
+  copy.pooled_ = CopyOf(pooled_);
+  copy.pooled_tokens = pooled_tokens;
   return copy;
 }
 
-float* RecurrentState::conv_state(int32_t layer) {
-  return values_.data() + layer * (conv_size_ + ssm_size_);
+float* RecurrentState::conv_state(int32_t layer, int32_t direction) {
+  return values_.data() + (int64_t{layer} * directions_ + direction) * (conv_size_ + ssm_size_);
 }
 
-float* RecurrentState::ssm_state(int32_t layer) { return conv_state(layer) + conv_size_; }
+float* RecurrentState::ssm_state(int32_t layer, int32_t direction) {
+  return conv_state(layer, direction) + conv_size_;
+}
 
 int64_t RecurrentState::Bytes(const ModelConfig& config) {
-  return config.layers * (ConvSize(config) + SsmSize(config)) * static_cast<int64_t>(sizeof(float));
+  return Scans(config) * (ConvSize(config) + SsmSize(config)) *
+             static_cast<int64_t>(sizeof(float)) +
+         PooledSize(config) * static_cast<int64_t>(sizeof(double));
 }
 
 }  // namespace mambascope::model

@@ -1,9 +1,6 @@
 #include "server/model/weights.h"
 
 #include <ATen/ATen.h>
-#include <openssl/evp.h>
-
-#include <array>
 #include <cstring>
 #include <set>
 #include <thread>
@@ -15,49 +12,16 @@
 #include "absl/strings/str_join.h"
 #include "server/base/check.h"
 #include "server/base/status.h"
+#include "server/model/checkpoint.h"
 #include "server/model/config_file.h"
 #include "server/model/finite.h"
-#include "server/model/safetensors.h"
+#include "server/model/inventory.h"
+#include "server/model/sha256.h"
 
 namespace mambascope::model {
 namespace {
 
 constexpr size_t kMostFaults = 20;
-constexpr absl::string_view kHead = "lm_head.weight";
-
-enum class Use { kAsIs, kDecay };  // kDecay: A_log, used as A = -exp(A_log), transposed
-
-struct Expected {
-  std::string name;
-  std::vector<int64_t> shape;
-  const float** destination;
-  Use use = Use::kAsIs;
-};
-
-std::vector<Expected> LayerTensors(const ModelConfig& config, int32_t l, LayerWeights& layer) {
-  const int64_t d_model = config.d_model, d_inner = config.d_inner, d_state = config.d_state;
-  const std::string prefix = absl::StrCat("backbone.layers.", l, ".");
-  const std::string mixer = prefix + "mixer.";
-  std::vector<Expected> tensors = {
-      {prefix + "norm.weight", {d_model}, &layer.norm},
-      {mixer + "in_proj.weight", {2 * d_inner, d_model}, &layer.in_proj},
-      {mixer + "conv1d.weight", {d_inner, 1, config.d_conv}, &layer.conv1d},
-      {mixer + "x_proj.weight", {config.dt_rank + 2 * d_state, d_inner}, &layer.x_proj},
-      {mixer + "dt_proj.weight", {d_inner, config.dt_rank}, &layer.dt_proj},
-      {mixer + "dt_proj.bias", {d_inner}, &layer.dt_proj_bias},
-      {mixer + "A_log", {d_inner, d_state}, &layer.A, Use::kDecay},
-      {mixer + "D", {d_inner}, &layer.D},
-      {mixer + "out_proj.weight", {d_model, d_inner}, &layer.out_proj},
-  };
-  if (config.use_bias) {
-    tensors.push_back({mixer + "in_proj.bias", {2 * d_inner}, &layer.in_proj_bias});
-    tensors.push_back({mixer + "out_proj.bias", {d_model}, &layer.out_proj_bias});
-  }
-  if (config.use_conv_bias) {
-    tensors.push_back({mixer + "conv1d.bias", {d_inner}, &layer.conv1d_bias});
-  }
-  return tensors;
-}
 
 std::string Shown(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
@@ -67,9 +31,13 @@ bool Aligned(const void* data, size_t bytes) {
   return reinterpret_cast<uintptr_t>(data) % bytes == 0;
 }
 
+at::ScalarType TypeOf(DType dtype) {
+  return dtype == DType::kF32 ? at::kFloat : dtype == DType::kBF16 ? at::kBFloat16 : at::kHalf;
+}
+
 // A tensor over the mapped bytes; a copy where they lie off the type's boundary.
-at::Tensor Borrow(const TensorView& view, at::ScalarType type) {
-  const at::TensorOptions options = at::TensorOptions().dtype(type);
+at::Tensor Borrow(const TensorView& view) {
+  const at::TensorOptions options = at::TensorOptions().dtype(TypeOf(view.dtype));
   if (Aligned(view.bytes.data(), ByteSize(view.dtype))) {
     return at::from_blob(const_cast<std::byte*>(view.bytes.data()), view.shape, options);
   }
@@ -78,30 +46,14 @@ at::Tensor Borrow(const TensorView& view, at::ScalarType type) {
   return copy;
 }
 
-// SHA-256 over several ranges, one after the other.
-class Sha256 {
- public:
-  Sha256() : context_(EVP_MD_CTX_new()) {
-    MS_CHECK(context_ != nullptr && EVP_DigestInit_ex(context_, EVP_sha256(), nullptr) == 1);
+bool IsFinite(const at::Tensor& tensor) {
+  if (tensor.scalar_type() == at::kFloat) {
+    return AllFinite(tensor.data_ptr<float>(), tensor.numel());
   }
-  ~Sha256() { EVP_MD_CTX_free(context_); }
-  Sha256(const Sha256&) = delete;
-  Sha256& operator=(const Sha256&) = delete;
-
-  void Add(const void* data, size_t bytes) {
-    MS_CHECK(EVP_DigestUpdate(context_, data, bytes) == 1);
-  }
-  std::string Hexadecimal() {
-    std::array<unsigned char, EVP_MAX_MD_SIZE> digest;
-    unsigned length = 0;
-    MS_CHECK(EVP_DigestFinal_ex(context_, digest.data(), &length) == 1);
-    return absl::BytesToHexString(
-        absl::string_view(reinterpret_cast<const char*>(digest.data()), length));
-  }
-
- private:
-  EVP_MD_CTX* const context_;
-};
+  const auto* bits = static_cast<const uint16_t*>(tensor.data_ptr());
+  const uint16_t exponent = tensor.scalar_type() == at::kBFloat16 ? 0x7f80 : 0x7c00;
+  return AllFinite16(bits, tensor.numel(), exponent);
+}
 
 // A thread that is joined on every way out.
 class Background {
@@ -117,11 +69,69 @@ class Background {
   std::thread thread_;
 };
 
+// The memory behind the weights: mapped bytes where they can be used as they lie, else tensors of
+// their own.
+class Materials {
+ public:
+  // What is wrong with the tensor, or nothing.
+  std::string Take(const Expected& wanted, const TensorView& view) {
+    if (view.dtype != DType::kF32 && view.dtype != DType::kBF16 && view.dtype != DType::kF16) {
+      return absl::StrCat("has dtype ", Name(view.dtype), "; supported: F32, BF16, F16");
+    }
+    if (view.shape != wanted.shape) {
+      return absl::StrCat("has shape ", Shown(view.shape), ", the config asks for ",
+                          Shown(wanted.shape));
+    }
+    dtypes_.insert(view.dtype);
+    at::Tensor tensor = Borrow(view);
+    if (!IsFinite(tensor)) return "has a value that is not finite";
+    const bool keep_narrow = wanted.use == Use::kMatrix && view.dtype == DType::kBF16;
+    if (!keep_narrow) tensor = tensor.to(at::kFloat);
+    if (wanted.use == Use::kDecay) {
+      tensor = at::neg(at::exp(tensor));
+      if (tensor.dim() == 2) tensor = tensor.t().contiguous();
+      if (!IsFinite(tensor)) return "has a value whose exponential is not finite";
+    }
+    if (wanted.use == Use::kMatrix) {
+      const int64_t rows = wanted.shape.front(), cols = tensor.numel() / rows;
+      *wanted.matrix = {tensor.data_ptr(),
+                        keep_narrow ? kernels::ElementType::kBF16 : kernels::ElementType::kF32,
+                        rows, cols, cols};
+    } else {
+      *wanted.numbers = tensor.data_ptr<float>();
+    }
+    borrowed_ |= tensor.data_ptr() == static_cast<const void*>(view.bytes.data());
+    parameters_ += tensor.numel();
+    tensors_.push_back(std::move(tensor));
+    return "";
+  }
+
+  bool borrowed() const { return borrowed_; }  // whether any tensor is used where it was mapped
+  int64_t parameters() const { return parameters_; }
+  std::string dtype() const {
+    return dtypes_.size() == 1 ? std::string(Name(*dtypes_.begin())) : "mixed";
+  }
+  std::vector<at::Tensor> TakeTensors() { return std::move(tensors_); }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+  std::set<DType> dtypes_;
+  int64_t parameters_ = 0;
+  bool borrowed_ = false;
+};
+
+std::string Joined(std::vector<std::string> faults) {
+  const size_t more = faults.size() > kMostFaults ? faults.size() - kMostFaults : 0;
+  faults.resize(faults.size() - more);
+  if (more > 0) faults.push_back(absl::StrCat("and ", more, " more"));
+  return absl::StrJoin(faults, "; ");
+}
+
 }  // namespace
 
 struct Weights::Storage {
-  std::unique_ptr<const SafetensorsFile> file;  // null once no tensor lies in it
-  std::vector<at::Tensor> tensors;              // borrowing from the file, or their own
+  std::unique_ptr<const Checkpoint> checkpoint;  // null once no tensor lies in it
+  std::vector<at::Tensor> tensors;               // borrowing from the files, or their own
 };
 
 Weights::Weights() : storage_(std::make_unique<Storage>()) {}
@@ -132,81 +142,35 @@ absl::StatusOr<std::unique_ptr<const Weights>> Weights::Load(const std::string& 
   ASSIGN_OR_RETURN(const std::string config_bytes, ReadConfigFile(folder + "/config.json"));
   std::unique_ptr<Weights> weights(new Weights);
   Storage& storage = *weights->storage_;
-  ASSIGN_OR_RETURN(storage.file, SafetensorsFile::Open(folder + "/model.safetensors"));
-  const SafetensorsFile& file = *storage.file;
+  ASSIGN_OR_RETURN(storage.checkpoint, Checkpoint::Open(folder));
+  const Checkpoint& checkpoint = *storage.checkpoint;
 
   // The bytes are read once for the digest; the check for finite values follows behind it.
   Background digest([&] {
     Sha256 sha256;
     sha256.Add(config_bytes.data(), config_bytes.size());
-    sha256.Add(file.file().data(), file.file().size());
+    for (const auto& file : checkpoint.files()) {
+      sha256.Add(file->file().data(), file->file().size());
+    }
     weights->digest_ = sha256.Hexadecimal();
   });
 
-  weights->layers_.resize(config.layers);
-  std::vector<Expected> expected = {
-      {"backbone.embeddings.weight", {config.vocabulary, config.d_model}, &weights->embeddings_},
-      {"backbone.norm_f.weight", {config.d_model}, &weights->norm_f_},
-  };
-  for (int32_t l = 0; l < config.layers; ++l) {
-    for (Expected& tensor : LayerTensors(config, l, weights->layers_[l])) {
-      expected.push_back(std::move(tensor));
-    }
-  }
   // Some tools drop a head that equals the embeddings without saying so in the config, and others
   // keep one that is tied: Hugging Face reads both as tied.
-  if (!config.tied_embeddings && file.Find(kHead) != nullptr) {
-    expected.push_back({std::string(kHead), {config.vocabulary, config.d_model}, &weights->head_});
-  }
-
-  bool borrowed = false;  // whether any tensor is used where it lies in the file
+  const bool own_head = checkpoint.Find(kLanguageHead) != nullptr;
+  std::set<absl::string_view> known;
+  if (config.task == Task::kNextToken) known.insert(kLanguageHead);
   std::vector<std::string> faults;
-  std::set<absl::string_view> known = {kHead};
-  std::set<DType> dtypes;
+  Materials materials;
+  const std::vector<Expected> expected = ListTensors(config, own_head, weights->views_);
   for (const Expected& wanted : expected) {
     known.insert(wanted.name);
-    const TensorView* view = file.Find(wanted.name);
-    const auto fault = [&](auto... parts) {
-      faults.push_back(absl::StrCat(wanted.name, ": ", parts...));
-    };
-    if (view == nullptr) {
-      fault("is missing");
-      continue;
-    }
-    if (view->dtype != DType::kF32 && view->dtype != DType::kBF16 && view->dtype != DType::kF16) {
-      fault("has dtype ", Name(view->dtype), "; supported: F32, BF16, F16");
-      continue;
-    }
-    if (view->shape != wanted.shape) {
-      fault("has shape ", Shown(view->shape), ", the config asks for ", Shown(wanted.shape));
-      continue;
-    }
-    dtypes.insert(view->dtype);
-
-    at::Tensor tensor;
-    if (view->dtype == DType::kF32) {
-      tensor = Borrow(*view, at::kFloat);
-    } else {
-      tensor =
-          Borrow(*view, view->dtype == DType::kBF16 ? at::kBFloat16 : at::kHalf).to(at::kFloat);
-    }
-    if (!AllFinite(tensor.data_ptr<float>(), tensor.numel())) {
-      fault("has a value that is not finite");
-      continue;
-    }
-    if (wanted.use == Use::kDecay) {
-      tensor = at::neg(at::exp(tensor)).t().contiguous();
-      if (!AllFinite(tensor.data_ptr<float>(), tensor.numel())) {
-        fault("has a value whose exponential is not finite");
-        continue;
-      }
-    }
-    *wanted.destination = tensor.data_ptr<float>();
-    borrowed |= tensor.data_ptr() == static_cast<const void*>(view->bytes.data());
-    weights->parameters_ += tensor.numel();
-    storage.tensors.push_back(std::move(tensor));
+    const TensorView* view = checkpoint.Find(wanted.name);
+    if (view == nullptr && wanted.optional) continue;
+    const std::string fault = view == nullptr ? "is missing" : materials.Take(wanted, *view);
+    if (!fault.empty()) faults.push_back(absl::StrCat(wanted.name, ": ", fault));
   }
-  for (const auto& [name, view] : file.tensors()) {
+  for (const auto& [name, view] : checkpoint.tensors()) {
     weights->stored_bytes_ += static_cast<int64_t>(view.bytes.size());
     if (known.count(name) == 0) {
       faults.push_back(
@@ -215,15 +179,15 @@ absl::StatusOr<std::unique_ptr<const Weights>> Weights::Load(const std::string& 
     }
   }
   if (!faults.empty()) {
-    const size_t more = faults.size() > kMostFaults ? faults.size() - kMostFaults : 0;
-    faults.resize(faults.size() - more);
-    if (more > 0) faults.push_back(absl::StrCat("and ", more, " more"));
-    return absl::InvalidArgumentError(absl::StrCat(file.path(), ": ", absl::StrJoin(faults, "; ")));
+    return absl::InvalidArgumentError(absl::StrCat(checkpoint.path(), ": ", Joined(faults)));
   }
-  if (weights->head_ == nullptr) weights->head_ = weights->embeddings_;
-  weights->stored_dtype_ = dtypes.size() == 1 ? std::string(Name(*dtypes.begin())) : "mixed";
+  if (weights->views_.head.data == nullptr) weights->views_.head = weights->views_.embeddings;
+  weights->stored_dtype_ = materials.dtype();
+  weights->parameters_ = materials.parameters();
+  storage.tensors = materials.TakeTensors();
   digest.Join();
-  if (!borrowed) storage.file.reset();  // all was widened: its pages would count as resident
+  // Where all was widened, mapped pages would count as resident.
+  if (!materials.borrowed()) storage.checkpoint.reset();
   return weights;
 }
 

@@ -361,7 +361,7 @@ int64_t PeakMegabytes() {
 }
 
 void ExpectWorks(const MambaModel& model, ThreadPool& pool, Workspace& workspace) {
-  if (model.config().family == "vim") return;  // its input is no token
+  if (model.config().family == Family::kVim) return;  // its input is no token
   const std::vector<int32_t> tokens = {0, model.config().vocabulary - 1, 0};
   const std::vector<int32_t> rows = {2};
   std::vector<float> logits;

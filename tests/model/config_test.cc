@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -10,6 +11,8 @@
 
 namespace mambascope::model {
 namespace {
+
+const std::string kFamilies = "mamba, falcon_mamba, mamba2, vim";
 
 nlohmann::json Smallest() {
   return {
@@ -34,7 +37,7 @@ TEST(Config, ReadsTheKeysOfHuggingFace) {
   const absl::StatusOr<ModelConfig> config =
       ParseConfig(testing::ReadBytes(MAMBASCOPE_SOURCE_DIR "/tests/golden/mamba1-odd/config.json"));
   ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(config->family, "mamba");
+  EXPECT_EQ(config->family, Family::kMamba);
   EXPECT_EQ(config->vocabulary, 97);
   EXPECT_EQ(config->d_model, 40);
   EXPECT_EQ(config->d_inner, 80);
@@ -111,12 +114,10 @@ TEST(Config, EndOfTextIsAnIdAListOrNull) {
 
 TEST(Config, AnotherArchitectureIsRefusedByName) {
   nlohmann::json llama = {{"model_type", "llama"}, {"hidden_size", "not ours to judge"}};
-  EXPECT_EQ(FaultOf(llama), "model_type: 'llama' is not supported; supported: mamba");
-  EXPECT_EQ(FaultOf(nlohmann::json::object()), "model_type: is missing; supported: mamba");
-  EXPECT_EQ(FaultOf(With("model_type", 3)), "model_type: 3 is not supported; supported: mamba");
-  EXPECT_EQ(FaultOf(With("architectures", {"MambaForSequenceClassification"})),
-            "architectures: \"MambaForSequenceClassification\" is not supported; supported: "
-            "MambaForCausalLM");
+  EXPECT_EQ(FaultOf(llama), "model_type: 'llama' is not supported; supported: " + kFamilies);
+  EXPECT_EQ(FaultOf(nlohmann::json::object()), "model_type: is missing; supported: " + kFamilies);
+  EXPECT_EQ(FaultOf(With("model_type", 3)),
+            "model_type: 3 is not supported; supported: " + kFamilies);
 }
 
 TEST(Config, AllFaultsAreNamedAtOnce) {
@@ -134,9 +135,9 @@ TEST(Config, AllFaultsAreNamedAtOnce) {
             "num_hidden_layers: 1025 is not an integer in [1, 1024]; "
             "state_size: 257 is not an integer in [1, 256]; "
             "conv_kernel: \"4\" is not an integer in [1, 16]; "
-            "time_step_rank: \"some\" is neither \"auto\" nor an integer in [1, 65536]; "
             "layer_norm_epsilon: -1e-05 is not a number in (0, 1]; "
-            "use_bias: 1 is not true or false");
+            "use_bias: 1 is not true or false; "
+            "time_step_rank: \"some\" is neither \"auto\" nor an integer in [1, 65536]");
 }
 
 TEST(Config, SizesThatWouldOverflowAreRefused) {
@@ -151,16 +152,122 @@ TEST(Config, SizesThatWouldOverflowAreRefused) {
   }
   nlohmann::json wide = With("hidden_size", 65536);
   wide["expand"] = 64;
-  EXPECT_EQ(FaultOf(wide), "expand: 64 x hidden_size 65536 exceeds 262144");
+  EXPECT_EQ(FaultOf(wide), "expand: 64 x the model's width 65536 exceeds 262144");
 }
 
 TEST(Config, WhatIsNotAJsonObjectIsRefused) {
   for (const std::string text : {"", "{", "[]", "3", "{\"model_type\": \"mamba\"", "\xff\xfe",
-                                 "{}x", "{\"hidden_size\": 1e999}", "{\"a\": Infinity}"}) {
+                                 "{}x", "{\"hidden_size\": 1e999}", "{\"a\": Infinit}"}) {
     SCOPED_TRACE(text);
     EXPECT_EQ(FaultOf(text), "not a JSON object");
   }
   EXPECT_EQ(FaultOf(std::string(100000, '[')), "nested more than 32 levels deep");
+}
+
+std::string GoldenConfig(const std::string& model) {
+  return testing::ReadBytes(MAMBASCOPE_SOURCE_DIR "/tests/golden/" + model + "/config.json");
+}
+
+TEST(Config, Mamba2HasHeadsGroupsAndALimitOfDelta) {
+  const absl::StatusOr<ModelConfig> config = ParseConfig(GoldenConfig("mamba2-odd"));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->family, Family::kMamba2);
+  EXPECT_EQ(config->heads, 12);
+  EXPECT_EQ(config->head_dim, 4);
+  EXPECT_EQ(config->groups, 1);
+  EXPECT_EQ(config->d_inner, 48);
+  EXPECT_EQ(config->dt_rank, 0);
+  EXPECT_EQ(config->delta_min, 0.02f);
+  EXPECT_EQ(config->delta_max, 0.6f);
+  EXPECT_EQ(config->conv_channels(), 48 + 2 * 6);
+  EXPECT_EQ(config->in_proj_rows(), 48 + 60 + 12);
+  EXPECT_EQ(config->selective_width(), 12 + 2 * 6);
+  EXPECT_EQ(config->maps(), 12);
+  EXPECT_TRUE(config->tied_embeddings);
+}
+
+// Python writes Infinity, and transformers {"__float__": "Infinity"}; neither is strict JSON's
+// number.
+TEST(Config, TheLimitOfDeltaMayBeInfinite) {
+  nlohmann::json json = nlohmann::json::parse(R"({"model_type": "mamba2", "hidden_size": 8,
+      "num_heads": 4, "head_dim": 4, "n_groups": 2, "num_hidden_layers": 1, "vocab_size": 9})");
+  EXPECT_TRUE(std::isinf(ParseConfig(json.dump())->delta_max));
+  json["time_step_limit"] = {0.5, "LIMIT"};
+  for (const std::string limit : {"Infinity", R"({"__float__": "Infinity"})", R"("Infinity")"}) {
+    std::string text = json.dump();
+    text.replace(text.find("\"LIMIT\""), 7, limit);
+    const absl::StatusOr<ModelConfig> config = ParseConfig(text);
+    ASSERT_TRUE(config.ok()) << config.status() << text;
+    EXPECT_EQ(config->delta_min, 0.5f);
+    EXPECT_TRUE(std::isinf(config->delta_max));
+  }
+  for (const std::string wrong : {"[1, 0.5]", "[-1, 1]", "[0]", "3", "[0, \"x\"]",
+                                  "[Infinity, Infinity]", "[0, NaN]", "[0, -Infinity]"}) {
+    std::string text = json.dump();
+    text.replace(text.find("[0.5,\"LIMIT\"]"), 13, wrong);
+    EXPECT_EQ(FaultOf(text).find("time_step_limit: "), 0u) << text;
+  }
+  json["time_step_limit"] = nullptr;
+  json["num_heads"] = 3;
+  EXPECT_EQ(FaultOf(json),
+            "num_heads: 3 x head_dim 4 is 12, not expand x hidden_size 16; "
+            "n_groups: 2 does not divide num_heads 3");
+}
+
+TEST(Config, FalconMambaAndClassifiersHaveTheirOwnKeys) {
+  const absl::StatusOr<ModelConfig> falcon = ParseConfig(GoldenConfig("falcon-mamba-tiny"));
+  ASSERT_TRUE(falcon.ok()) << falcon.status();
+  EXPECT_EQ(falcon->family, Family::kFalconMamba);
+  EXPECT_EQ(falcon->mixer_rms_eps, 1e-6f);
+  EXPECT_FALSE(falcon->tied_embeddings);
+
+  const absl::StatusOr<ModelConfig> mean = ParseConfig(GoldenConfig("mamba1-classifier-tiny"));
+  ASSERT_TRUE(mean.ok()) << mean.status();
+  EXPECT_EQ(mean->task, Task::kTextClass);
+  EXPECT_EQ(mean->classes, 5);
+  EXPECT_EQ(mean->outputs(), 5);
+  EXPECT_TRUE(mean->mean_pooled());
+
+  nlohmann::json json = With("architectures", {"MambaForSequenceClassification"});
+  EXPECT_EQ(ParseConfig(json.dump())->classes, 2) << "Hugging Face's default";
+  json["id2label"] = {{"0", "bad"}, {"1", "so-so"}, {"2", "good"}};
+  const absl::StatusOr<ModelConfig> named = ParseConfig(json.dump());
+  ASSERT_TRUE(named.ok()) << named.status();
+  EXPECT_EQ(named->class_labels, (std::vector<std::string>{"bad", "so-so", "good"}));
+  EXPECT_FALSE(named->mean_pooled());
+  json["id2label"] = {{"0", "bad"}, {"7", "good"}};
+  EXPECT_EQ(FaultOf(json), "id2label: does not name the classes 0 to 1");
+  json.erase("id2label");
+  json["pooling"] = "max";
+  EXPECT_EQ(FaultOf(json), "pooling: \"max\" is neither \"last\" nor \"mean\"");
+}
+
+TEST(Config, VimReadsItsPublishedKeys) {
+  const absl::StatusOr<ModelConfig> config = ParseConfig(GoldenConfig("vim-tiny"));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->family, Family::kVim);
+  EXPECT_EQ(config->task, Task::kImageClass);
+  EXPECT_EQ(config->d_model, 24);
+  EXPECT_EQ(config->d_inner, 48);
+  EXPECT_EQ(config->classes, 10);
+  EXPECT_EQ(config->vocabulary, 0);
+  EXPECT_EQ(config->directions(), 2);
+  EXPECT_EQ(config->vision.tokens(), 17);
+  EXPECT_EQ(config->vision.class_position(), 8);
+  EXPECT_TRUE(config->vision.divide_out);
+
+  nlohmann::json json = nlohmann::json::parse(GoldenConfig("vim-tiny"));
+  const auto fault = [&](const char* key, const nlohmann::json& value) {
+    nlohmann::json changed = json;
+    changed[key] = value;
+    return FaultOf(changed);
+  };
+  EXPECT_EQ(fault("bimamba_type", "v1"), "bimamba_type: \"v1\" is not supported; supported: v2");
+  EXPECT_EQ(fault("rms_norm", false), "rms_norm: false is not supported");
+  EXPECT_EQ(fault("if_cls_token", false), "if_cls_token: false is not supported");
+  EXPECT_EQ(fault("channels", 1), "channels: 1 is not an integer in [3, 3]");
+  EXPECT_EQ(fault("patch_size", 17), "patch_size: 17 exceeds img_size 16");
+  EXPECT_EQ(fault("img_size", 4096), "stride: gives more than 65536 patches");
 }
 
 TEST(Config, NoBytesCrashIt) {

@@ -6,307 +6,21 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
-#include <limits>
 #include <memory>
-#include <nlohmann/json.hpp>
-#include <numeric>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "tests/support/random_model.h"
-#include "tests/support/safetensors_io.h"
+#include "tests/model/sequence.h"
 
 namespace mambascope::model {
 namespace {
 
 using testing::F32;
-using testing::F64;
 using ::testing::HasSubstr;
 using testing::RandomModel;
 using testing::StoredTensors;
-
-bool Never() { return false; }
-
-std::string Golden(const std::string& model) {
-  return MAMBASCOPE_SOURCE_DIR "/tests/golden/" + model;
-}
-
-std::unique_ptr<const MambaModel> LoadOrFail(const std::string& folder) {
-  auto model = MambaModel::Load(folder);
-  if (!model.ok()) throw std::runtime_error(model.status().ToString());
-  return *std::move(model);
-}
-
-// A random model in a folder of its own, which is gone once the model is loaded.
-std::unique_ptr<const MambaModel> Random(const RandomModel& model,
-                                         const StoredTensors* weights = nullptr) {
-  const std::string folder = ::testing::TempDir() + "/mamba_model_" +
-                             ::testing::UnitTest::GetInstance()->current_test_info()->name();
-  testing::WriteRandomModel(folder, model);
-  if (weights != nullptr) testing::WriteSafetensors(folder + "/model.safetensors", *weights);
-  auto loaded = LoadOrFail(folder);
-  std::filesystem::remove_all(folder);
-  return loaded;
-}
-
-std::vector<int32_t> RandomTokens(const MambaModel& model, int count, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::vector<int32_t> tokens(count);
-  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % model.config().vocabulary);
-  return tokens;
-}
-
-std::vector<int32_t> AllRows(size_t count) {
-  std::vector<int32_t> rows(count);
-  std::iota(rows.begin(), rows.end(), 0);
-  return rows;
-}
-
-std::vector<uint32_t> Bits(std::span<const float> values) {
-  std::vector<uint32_t> bits;
-  for (const float value : values) bits.push_back(std::bit_cast<uint32_t>(value));
-  return bits;
-}
-
-// One sequence, its state and what came out, by any number of passes.
-class Sequence {
- public:
-  explicit Sequence(const MambaModel& model, int64_t trace_capacity = 0)
-      : model_(model), state_(model.config()) {
-    if (trace_capacity > 0)
-      trace_ = std::make_unique<SequenceTrace>(model.config(), trace_capacity);
-  }
-
-  // The piece of the next tokens, all of whose logits are wanted; Take joins what it gave.
-  Piece Next(std::span<const int32_t> tokens) {
-    rows_ = AllRows(tokens.size());
-    Piece piece;
-    piece.tokens = tokens;
-    piece.state = &state_;
-    piece.trace = trace_.get();
-    piece.logit_rows = rows_;
-    piece.logits = &piece_logits_;
-    return piece;
-  }
-  void Take() { logits_.insert(logits_.end(), piece_logits_.begin(), piece_logits_.end()); }
-
-  void Feed(std::span<const int32_t> tokens, ThreadPool& pool, Workspace& workspace) {
-    Piece piece = Next(tokens);
-    ASSERT_TRUE(model_.Forward(pool, workspace, {&piece, 1}, Never).ok());
-    ASSERT_EQ(piece.nonfinite_layer, -1);
-    Take();
-  }
-
-  const std::vector<float>& logits() const { return logits_; }
-  RecurrentState& state() { return state_; }
-  const SequenceTrace& trace() const { return *trace_; }
-
-  // Everything a later pass or an explanation could see.
-  std::vector<uint32_t> AllBits() {
-    std::vector<uint32_t> bits = Bits(logits_);
-    const ModelConfig& config = model_.config();
-    const auto add = [&](const float* values, size_t count) {
-      const std::vector<uint32_t> more = Bits({values, count});
-      bits.insert(bits.end(), more.begin(), more.end());
-    };
-    for (int32_t l = 0; l < config.layers; ++l) {
-      add(state_.conv_state(l), static_cast<size_t>(config.d_conv - 1) * config.d_inner);
-      add(state_.ssm_state(l), static_cast<size_t>(config.d_state) * config.d_inner);
-      if (trace_ == nullptr) continue;
-      const LayerTrace& layer = trace_->layers[l];
-      const size_t checked = trace_->tokens * trace_->checked_channels.size();
-      add(layer.x_dbl.data(), trace_->tokens * (config.dt_rank + 2 * config.d_state));
-      add(layer.x_checked.data(), checked);
-      add(layer.y_checked.data(), checked);
-    }
-    return bits;
-  }
-
- private:
-  const MambaModel& model_;
-  RecurrentState state_;
-  std::unique_ptr<SequenceTrace> trace_;
-  std::vector<int32_t> rows_;
-  std::vector<float> piece_logits_, logits_;
-};
-
-// ---- against float64 results of the independent oracle ----
-
-// Tolerance class F of the golden data: 5e-5 of the largest value, which is taken as at least 0.1.
-void ExpectClassF(const std::vector<double>& expected, std::span<const float> got,
-                  const std::string& what) {
-  ASSERT_EQ(got.size(), expected.size()) << what;
-  double scale = 0.1, error = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    scale = std::max(scale, std::abs(expected[i]));
-    const double difference = std::abs(expected[i] - got[i]);
-    error = std::isnan(difference) ? INFINITY : std::max(error, difference);
-  }
-  EXPECT_LE(error, 5e-5 * scale) << what;
-}
-
-class GoldenModel : public ::testing::TestWithParam<std::string> {
- protected:
-  GoldenModel()
-      : model_(LoadOrFail(Golden(GetParam()))),
-        inputs_(nlohmann::json::parse(testing::ReadBytes(Golden(GetParam()) + "/inputs.json"))
-                    .at("inputs")),
-        forward_(testing::ReadSafetensors(Golden(GetParam()) + "/forward.safetensors")) {}
-
-  ThreadPool pool_{2};
-  const std::unique_ptr<const MambaModel> model_;
-  const nlohmann::json inputs_;
-  const StoredTensors forward_;
-};
-
-TEST_P(GoldenModel, LogitsAndResidualStreamAreTheOracles) {
-  for (const auto& [name, input] : inputs_.items()) {
-    const std::vector<int32_t> tokens = input.at("tokens");
-    const ModelConfig& config = model_->config();
-    Sequence sequence(*model_);
-    Workspace workspace;
-    std::vector<float> resid;  // `stop` is asked before each layer: the stream that enters it
-    const auto keep = [&] {
-      resid.insert(resid.end(), workspace.h.data(),
-                   workspace.h.data() + tokens.size() * config.d_model);
-      return false;
-    };
-    Piece piece = sequence.Next(tokens);
-    ASSERT_TRUE(model_->Forward(pool_, workspace, {&piece, 1}, keep).ok());
-    keep();
-    sequence.Take();
-    ExpectClassF(F64(forward_.at(name + "/logits")), sequence.logits(), name + "/logits");
-    ExpectClassF(F64(forward_.at(name + "/resid")), resid, name + "/resid");
-  }
-}
-
-TEST_P(GoldenModel, TheTraceHoldsTheOraclesScan) {
-  const ModelConfig& config = model_->config();
-  const StoredTensors weights = testing::ReadSafetensors(Golden(GetParam()) + "/model.safetensors");
-  for (const std::string name : {"len1", "len7"}) {
-    const std::vector<int32_t> tokens = inputs_.at(name).at("tokens");
-    const int64_t count = tokens.size();
-    Sequence sequence(*model_, count);
-    Workspace workspace;
-    sequence.Feed(tokens, pool_, workspace);
-    const SequenceTrace& trace = sequence.trace();
-    ASSERT_EQ(trace.tokens, count);
-
-    for (int32_t l = 0; l < config.layers; ++l) {
-      const std::string layer = name + "/layer" + std::to_string(l) + "/";
-      Array<float> delta;
-      const kernels::ScanParameters scan = model_->ScanParametersOf(pool_, trace, l, count, delta);
-      ASSERT_EQ(scan.delta, delta.data());
-      ExpectClassF(F64(forward_.at(layer + "delta")),
-                   {delta.data(), static_cast<size_t>(count * config.d_inner)}, layer + "delta");
-      std::vector<float> B, C;
-      for (int64_t i = 0; i < count; ++i) {
-        B.insert(B.end(), scan.B + i * scan.bc_stride, scan.B + i * scan.bc_stride + scan.d_state);
-        C.insert(C.end(), scan.C + i * scan.bc_stride, scan.C + i * scan.bc_stride + scan.d_state);
-      }
-      ExpectClassF(F64(forward_.at(layer + "B")), B, layer + "B");
-      ExpectClassF(F64(forward_.at(layer + "C")), C, layer + "C");
-
-      const std::vector<double> x = F64(forward_.at(layer + "x")),
-                                y = F64(forward_.at(layer + "y"));
-      const std::vector<float> D =
-          F32(weights.at("backbone.layers." + std::to_string(l) + ".mixer.D"));
-      std::vector<double> x_checked, y_checked;
-      for (int64_t i = 0; i < count; ++i) {
-        for (const int32_t d : trace.checked_channels) {
-          const int64_t at = i * config.d_inner + d;
-          x_checked.push_back(x[at]);
-          y_checked.push_back(y[at] + D[d] * x[at]);
-        }
-      }
-      ExpectClassF(x_checked, trace.layers[l].x_checked, layer + "x");
-      ExpectClassF(y_checked, trace.layers[l].y_checked, layer + "y + D x");
-    }
-  }
-}
-
-TEST_P(GoldenModel, ScanParametersRebuildTheCheckedOutputs) {
-  const ModelConfig& config = model_->config();
-  const StoredTensors weights = testing::ReadSafetensors(Golden(GetParam()) + "/model.safetensors");
-  const std::vector<int32_t> tokens = inputs_.at("len33").at("tokens");
-  Sequence sequence(*model_, tokens.size());
-  Workspace workspace;
-  sequence.Feed(tokens, pool_, workspace);
-  const SequenceTrace& trace = sequence.trace();
-  for (int32_t l = 0; l < config.layers; ++l) {
-    Array<float> delta;
-    const kernels::ScanParameters scan =
-        model_->ScanParametersOf(pool_, trace, l, trace.tokens, delta);
-    const std::vector<float> D =
-        F32(weights.at("backbone.layers." + std::to_string(l) + ".mixer.D"));
-    for (size_t c = 0; c < trace.checked_channels.size(); ++c) {
-      const int32_t d = trace.checked_channels[c];
-      std::vector<double> state(config.d_state, 0), rebuilt;
-      for (int64_t i = 0; i < trace.tokens; ++i) {
-        const size_t at = i * trace.checked_channels.size() + c;
-        const double x = trace.layers[l].x_checked[at], step = delta[i * config.d_inner + d];
-        double y = D[d] * x;
-        for (int32_t n = 0; n < config.d_state; ++n) {
-          state[n] = std::exp(step * scan.A[n * config.d_inner + d]) * state[n] +
-                     step * scan.B[i * scan.bc_stride + n] * x;
-          y += scan.C[i * scan.bc_stride + n] * state[n];
-        }
-        rebuilt.push_back(y);
-      }
-      std::vector<float> checked;
-      for (int64_t i = 0; i < trace.tokens; ++i) {
-        checked.push_back(trace.layers[l].y_checked[i * trace.checked_channels.size() + c]);
-      }
-      ExpectClassF(rebuilt, checked, "layer" + std::to_string(l) + "/y");
-    }
-  }
-}
-
-TEST_P(GoldenModel, ReluScanParametersDifferInDeltaAlone) {
-  const std::vector<int32_t> tokens = inputs_.at("len7").at("tokens");
-  Sequence sequence(*model_, tokens.size());
-  Workspace workspace;
-  sequence.Feed(tokens, pool_, workspace);
-  Array<float> softplus, relu;
-  const auto scan = model_->ScanParametersOf(pool_, sequence.trace(), 0, 7, softplus);
-  const auto simple = model_->ReluScanParametersOf(pool_, sequence.trace(), 0, 7, relu);
-  EXPECT_EQ(simple.A, scan.A);
-  EXPECT_EQ(simple.B, scan.B);
-  EXPECT_EQ(simple.C, scan.C);
-  std::vector<double> expected;  // softplus(v) = log(1 + e^v), so v = log(e^delta - 1)
-  for (const float delta : softplus) {
-    expected.push_back(std::max(0.0, std::log(std::expm1(static_cast<double>(delta)))));
-  }
-  ExpectClassF(expected, relu, "delta_relu");
-}
-
-INSTANTIATE_TEST_SUITE_P(All, GoldenModel,
-                         ::testing::Values("mamba1-tiny", "mamba1-odd", "mamba1-identity-conv"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
-
-TEST(MambaModel, LogitsAreThoseOfTransformers) {
-  const std::unique_ptr<const MambaModel> model = LoadOrFail(Golden("transformers"));
-  const StoredTensors expected =
-      testing::ReadSafetensors(Golden("transformers") + "/expected.safetensors");
-  ThreadPool pool(2);
-  Workspace workspace;
-  Sequence sequence(*model);
-  sequence.Feed(testing::I32(expected.at("tokens")), pool, workspace);
-  const std::vector<float> logits = F32(expected.at("logits"));
-  ASSERT_EQ(sequence.logits().size(), logits.size());
-  float largest = 0, difference = 0;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    largest = std::max(largest, std::abs(logits[i]));
-    difference = std::max(difference, std::abs(logits[i] - sequence.logits()[i]));
-  }
-  EXPECT_LE(difference, 1e-4f * largest);  // two fp32 sums in different orders
-}
 
 // ---- bits do not depend on how the work is arranged ----
 
@@ -326,7 +40,23 @@ std::vector<RandomModel> Shapes() {
   even.seed = 2;
   RandomModel short_conv = even;  // no conv_state at all
   short_conv.d_conv = 1;
-  return {odd, even, short_conv};
+  RandomModel falcon;
+  falcon.family = "falcon_mamba";
+  RandomModel headed;
+  headed.family = "mamba2";
+  headed.d_model = 15;
+  headed.delta_min = 0.02;
+  headed.delta_max = 0.3;
+  RandomModel wide = headed;
+  wide.heads = 4;
+  wide.head_dim = 32;
+  wide.groups = 1;
+  wide.d_model = 64;
+  wide.d_state = 16;
+  wide.use_bias = true;
+  RandomModel last = odd;
+  last.classes = 4;
+  return {odd, even, short_conv, falcon, headed, wide, last};
 }
 
 TEST(MambaModel, StepsGiveTheBitsOfThePrefill) {
@@ -609,9 +339,10 @@ TEST(MambaModel, AFolderThatIsNoModelIsRefusedByFile) {
   EXPECT_EQ(refusal(), folder + "/config.json: there is no such file");
 
   testing::WriteRandomModel(folder, {});
-  testing::WriteBytes(folder + "/config.json", R"({"model_type": "mamba2"})");
-  EXPECT_EQ(refusal(),
-            folder + "/config.json: model_type: 'mamba2' is not supported; supported: mamba");
+  testing::WriteBytes(folder + "/config.json", R"({"model_type": "mamba3"})");
+  EXPECT_EQ(refusal(), folder +
+                           "/config.json: model_type: 'mamba3' is not supported; supported: "
+                           "mamba, falcon_mamba, mamba2, vim");
 
   testing::WriteBytes(folder + "/config.json", std::string((1 << 20) + 1, ' '));
   EXPECT_EQ(refusal(), folder + "/config.json: has more than 1048576 bytes");

@@ -95,26 +95,31 @@ TEST_F(WeightsFolder, HoldsWhatTheFileHolds) {
     EXPECT_EQ(First(values, expected.size()), expected);
   };
   const std::string mixer = kLayer1;
-  expect(weights.embeddings(), "backbone.embeddings.weight");
-  expect(weights.norm_f(), "backbone.norm_f.weight");
-  expect(weights.head(), "lm_head.weight");
+  const auto expect_matrix = [&](const kernels::WeightMatrix& matrix, const std::string& name) {
+    ASSERT_EQ(matrix.type, kernels::ElementType::kF32);
+    expect(static_cast<const float*>(matrix.data), name);
+  };
+  const BranchWeights& branch = layer.branches[0];
+  expect_matrix(weights.views().embeddings, "backbone.embeddings.weight");
+  expect(weights.views().norm_f, "backbone.norm_f.weight");
+  expect_matrix(weights.views().head, "lm_head.weight");
   expect(layer.norm, "backbone.layers.1.norm.weight");
-  expect(layer.in_proj, mixer + "in_proj.weight");
+  expect_matrix(layer.in_proj, mixer + "in_proj.weight");
   expect(layer.in_proj_bias, mixer + "in_proj.bias");
-  expect(layer.conv1d, mixer + "conv1d.weight");
-  expect(layer.conv1d_bias, mixer + "conv1d.bias");
-  expect(layer.x_proj, mixer + "x_proj.weight");
-  expect(layer.dt_proj, mixer + "dt_proj.weight");
-  expect(layer.dt_proj_bias, mixer + "dt_proj.bias");
-  expect(layer.D, mixer + "D");
-  expect(layer.out_proj, mixer + "out_proj.weight");
+  expect(branch.conv1d, mixer + "conv1d.weight");
+  expect(branch.conv1d_bias, mixer + "conv1d.bias");
+  expect_matrix(branch.x_proj, mixer + "x_proj.weight");
+  expect_matrix(branch.dt_proj, mixer + "dt_proj.weight");
+  expect(branch.dt_bias, mixer + "dt_proj.bias");
+  expect(branch.D, mixer + "D");
+  expect_matrix(layer.out_proj, mixer + "out_proj.weight");
   expect(layer.out_proj_bias, mixer + "out_proj.bias");
 
   const std::vector<float> A_log = testing::F32(tensors.at(mixer + "A_log"));
   for (int64_t d = 0; d < model.d_inner; ++d) {
     for (int64_t n = 0; n < model.d_state; ++n) {
       const float expected = -std::exp(A_log[d * model.d_state + n]);
-      EXPECT_NEAR(layer.A[n * model.d_inner + d] / expected, 1,
+      EXPECT_NEAR(branch.A[n * model.d_inner + d] / expected, 1,
                   1e-6);  // two exponentials' rounding
     }
   }
@@ -132,7 +137,7 @@ TEST_F(WeightsFolder, WhatTheConfigHasNotIsNull) {
   const auto weights = Load(model);
   ASSERT_TRUE(weights.ok()) << weights.status();
   EXPECT_EQ((*weights)->layer(0).in_proj_bias, nullptr);
-  EXPECT_EQ((*weights)->layer(0).conv1d_bias, nullptr);
+  EXPECT_EQ((*weights)->layer(0).branches[0].conv1d_bias, nullptr);
   EXPECT_EQ((*weights)->layer(0).out_proj_bias, nullptr);
 }
 
@@ -152,13 +157,13 @@ TEST_F(WeightsFolder, ATiedHeadIsTheEmbeddingMatrixWhateverTheFileHolds) {
   StoredTensors tensors = testing::RandomWeights(model);
   Write(tensors, model);
   const auto without = Load(model);
-  EXPECT_EQ((*without)->head(), (*without)->embeddings());
+  EXPECT_EQ((*without)->views().head.data, (*without)->views().embeddings.data);
 
   tensors["lm_head.weight"] = tensors.at("backbone.embeddings.weight");
   Write(tensors, model);
   const auto with = Load(model);
   ASSERT_TRUE(with.ok()) << with.status();
-  EXPECT_EQ((*with)->head(), (*with)->embeddings());
+  EXPECT_EQ((*with)->views().head.data, (*with)->views().embeddings.data);
   EXPECT_EQ((*with)->parameters(), (*without)->parameters());
 
   model.tied_embeddings = false;  // and the file has no head: tied all the same
@@ -166,10 +171,10 @@ TEST_F(WeightsFolder, ATiedHeadIsTheEmbeddingMatrixWhateverTheFileHolds) {
   Write(tensors, model);
   const auto dropped = Load(model);
   ASSERT_TRUE(dropped.ok()) << dropped.status();
-  EXPECT_EQ((*dropped)->head(), (*dropped)->embeddings());
+  EXPECT_EQ((*dropped)->views().head.data, (*dropped)->views().embeddings.data);
 }
 
-TEST_F(WeightsFolder, BF16IsWidenedExactly) {
+TEST_F(WeightsFolder, BF16MatricesStayAndTheRestIsWidenedExactly) {
   StoredTensors halves = testing::RandomWeights({}), widened;
   for (auto& [name, tensor] : halves) {
     tensor = AsBF16(tensor);
@@ -180,17 +185,17 @@ TEST_F(WeightsFolder, BF16IsWidenedExactly) {
   ASSERT_TRUE(stored.ok()) << stored.status();
   EXPECT_EQ((*stored)->stored_dtype(), "BF16");
   EXPECT_EQ((*stored)->stored_bytes(), 2 * (*stored)->parameters());
+  const kernels::WeightMatrix& in_proj = (*stored)->layer(1).in_proj;
+  ASSERT_EQ(in_proj.type, kernels::ElementType::kBF16);
+  const auto& bytes = halves.at(std::string(kLayer1) + "in_proj.weight").bytes;
+  EXPECT_EQ(std::memcmp(in_proj.data, bytes.data(), bytes.size()), 0);
+
   Write(widened);
   const auto reference = Load();
   ASSERT_TRUE(reference.ok()) << reference.status();
   const RandomModel sizes;
-  const auto same = [&](auto pointer, int64_t count) {
-    const float *a = pointer(**stored), *b = pointer(**reference);
-    for (int64_t i = 0; i < count; ++i) ASSERT_EQ(Bits(a[i]), Bits(b[i])) << i;
-  };
-  same([](const Weights& w) { return w.embeddings(); }, sizes.vocabulary * sizes.d_model);
-  same([](const Weights& w) { return w.layer(1).in_proj; }, 2 * sizes.d_inner * sizes.d_model);
-  same([](const Weights& w) { return w.layer(1).A; }, sizes.d_state * sizes.d_inner);
+  const float *a = (*stored)->layer(1).branches[0].A, *b = (*reference)->layer(1).branches[0].A;
+  for (int64_t i = 0; i < sizes.d_state * sizes.d_inner; ++i) ASSERT_EQ(Bits(a[i]), Bits(b[i]));
 }
 
 TEST_F(WeightsFolder, F16AndMixedFilesLoad) {
@@ -201,7 +206,7 @@ TEST_F(WeightsFolder, F16AndMixedFilesLoad) {
   const auto weights = Load();
   ASSERT_TRUE(weights.ok()) << weights.status();
   EXPECT_EQ((*weights)->stored_dtype(), "mixed");
-  EXPECT_EQ(First((*weights)->norm_f(), 24), std::vector<float>(24, 1.5f));
+  EXPECT_EQ(First((*weights)->views().norm_f, 24), std::vector<float>(24, 1.5f));
 }
 
 TEST_F(WeightsFolder, DataOffTheBoundaryOfFloatsIsCopied) {
@@ -212,8 +217,9 @@ TEST_F(WeightsFolder, DataOffTheBoundaryOfFloatsIsCopied) {
     const auto weights = Load();
     ASSERT_TRUE(weights.ok()) << weights.status();
     const std::vector<float> expected = testing::F32(tensors.at("backbone.embeddings.weight"));
-    EXPECT_EQ(First((*weights)->embeddings(), expected.size()), expected);
-    EXPECT_EQ(reinterpret_cast<uintptr_t>((*weights)->embeddings()) % alignof(float), 0u);
+    const auto* values = static_cast<const float*>((*weights)->views().embeddings.data);
+    EXPECT_EQ(First(values, expected.size()), expected);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(values) % alignof(float), 0u);
   }
 }
 
