@@ -330,7 +330,7 @@ class AttentionRollout : public Method {
                 int64_t /*tokens*/, const std::string& field,
                 Violations& violations) const override {
     const Rollout& options = explanation.attention_rollout();
-    CheckReduction(options.reduction(), options.channels(), config.d_inner, options.top_k(), config,
+    CheckReduction(options.reduction(), options.channels(), config.maps(), options.top_k(), config,
                    field, violations);
     CheckStartLayer(options.start_layer(), config, field, violations);
     CheckVariant(options.variant(), options.reduction(), field, violations);

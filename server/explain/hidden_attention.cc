@@ -1,6 +1,7 @@
 // The maps themselves: each layer's hidden attention, reduced, by channel, by state, or in its
 // factors (methods.md, section 2; The Hidden Attention of Mamba Models, arXiv 2403.01590).
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -180,18 +181,33 @@ class Explainer : public Explaining {
     }
   }
 
+  // Maps or rows of channels of one group at a time: calls make(channels, index of the first).
+  template <class Make>
+  void ForEachGroup(int64_t begin, int64_t end, const Make& make) {
+    const std::span<const int32_t> channels(setup_.channels());
+    for (int64_t first = begin, last = begin; first < end; first = last) {
+      const int64_t group = attention_.group_of(channels[first]);
+      while (last < end && attention_.group_of(channels[last]) == group) ++last;
+      make(channels.subspan(first, last - first), first - begin);
+    }
+  }
+
   void FillMaps(int64_t begin, int64_t end) {
-    float* maps = values_.data();
+    const int64_t size = setup_.tokens * setup_.tokens;
     if (setup_.kind == Setup::Kind::kChannels) {
-      kernels::ChannelMaps(*subject_.pool, attention_.scan(),
-                           std::span<const int32_t>(setup_.channels()).subspan(begin, end - begin),
-                           maps);
+      ForEachGroup(begin, end, [&](std::span<const int32_t> channels, int64_t first) {
+        const kernels::ScanParameters scan = attention_.Channels(channels);
+        kernels::ChannelMaps(*subject_.pool, scan, Indices(scan.d_inner),
+                             values_.data() + first * size);
+      });
       return;
     }
+    float* maps = values_.data();
     ForEachChannel(begin, end, [&](int32_t channel, std::span<const int32_t> states) {
+      const std::array<int32_t, 1> one = {channel};
       (setup_.part == v1::PART_STATE ? kernels::StateMaps : kernels::DecayMaps)(
-          *subject_.pool, attention_.scan(), channel, states, maps);
-      maps += static_cast<int64_t>(states.size()) * setup_.tokens * setup_.tokens;
+          *subject_.pool, attention_.Channels(one), 0, states, maps);
+      maps += static_cast<int64_t>(states.size()) * size;
     });
   }
 
@@ -199,15 +215,16 @@ class Explainer : public Explaining {
   void FillRows(int64_t begin, int64_t end) {
     std::fill_n(values_.data(), (end - begin) * setup_.tokens, 0.0f);
     if (setup_.kind == Setup::Kind::kChannels) {
-      const auto channels = std::span<const int32_t>(setup_.channels()).subspan(begin, end - begin);
-      const kernels::ScanParameters scan = attention_.Channels(channels);
-      rows_.Reserve(setup_.prefix * scan.d_inner);
-      kernels::TargetRows(*subject_.pool, scan, setup_.target, false, rows_.data());
-      for (int64_t j = 0; j < setup_.prefix; ++j) {
-        for (int64_t c = 0; c < scan.d_inner; ++c) {
-          values_[c * setup_.tokens + j] = rows_[j * scan.d_inner + c];
+      ForEachGroup(begin, end, [&](std::span<const int32_t> channels, int64_t first) {
+        const kernels::ScanParameters scan = attention_.Channels(channels);
+        rows_.Reserve(setup_.prefix * scan.d_inner);
+        kernels::TargetRows(*subject_.pool, scan, setup_.target, false, rows_.data());
+        for (int64_t j = 0; j < setup_.prefix; ++j) {
+          for (int64_t c = 0; c < scan.d_inner; ++c) {
+            values_[(first + c) * setup_.tokens + j] = rows_[j * scan.d_inner + c];
+          }
         }
-      }
+      });
       return;
     }
     float* rows = values_.data();
@@ -224,10 +241,11 @@ class Explainer : public Explaining {
     const kernels::ScanParameters& scan = attention_.scan();
     const bool decay_only = setup_.part == v1::PART_H;
     const float A = scan.A[state * scan.d_inner + channel];
-    float g = decay_only ? 1.0f : scan.C[setup_.target * scan.bc_stride + state];
+    const int64_t of_group = attention_.group_of(channel) * scan.d_state + state;
+    float g = decay_only ? 1.0f : scan.C[setup_.target * scan.bc_stride + of_group];
     for (int64_t j = setup_.target; j >= 0; --j) {
       const float delta = scan.delta[j * scan.d_inner + channel];
-      row[j] = decay_only ? g : g * delta * scan.B[j * scan.bc_stride + state];
+      row[j] = decay_only ? g : g * delta * scan.B[j * scan.bc_stride + of_group];
       g *= std::exp(delta * A);
     }
   }
@@ -238,10 +256,11 @@ class Explainer : public Explaining {
     float* value = values_.data();
     for (int64_t i = begin; i < end; ++i) {
       for (const int32_t channel : setup_.channels()) {
+        const int64_t row = i * scan.bc_stride + attention_.group_of(channel) * scan.d_state;
         for (int64_t n = 0; n < scan.d_state; ++n) {
           *value++ = setup_.part == v1::PART_Q
-                         ? scan.C[i * scan.bc_stride + n]
-                         : scan.delta[i * scan.d_inner + channel] * scan.B[i * scan.bc_stride + n];
+                         ? scan.C[row + n]
+                         : scan.delta[i * scan.d_inner + channel] * scan.B[row + n];
         }
       }
     }
@@ -257,6 +276,7 @@ class Explainer : public Explaining {
         setup_.kind == Setup::Kind::kChannels || setup_.reduction.how == v1::REDUCTION_ABS_MEAN;
     const auto maps = setup_.part == v1::PART_STATE ? Reconstruction::Maps::kStates
                       : setup_.part == v1::PART_H   ? Reconstruction::Maps::kDecays
+                      : attention_.headed()         ? Reconstruction::Maps::kHeaded
                       : by_channel                  ? Reconstruction::Maps::kChannel
                                                     : Reconstruction::Maps::kMean;
     reconstruction_.CheckMaps(layer_, maps, attention_, values_.data());

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/check.h"
+#include "server/kernels/ssd_map.h"
 #include "server/model/finite.h"
 
 namespace mambascope::explain {
@@ -37,13 +38,13 @@ int64_t MapScratch(int64_t tokens, int64_t d_state) {
 
 }  // namespace
 
-Pieces Pieces::Cut(int64_t channels, int64_t work_per_channel, int64_t budget) {
+Pieces Pieces::Cut(int64_t channels, int64_t group, int64_t work_per_channel, int64_t budget) {
   const int64_t most =
-      std::clamp<int64_t>(budget / std::max<int64_t>(work_per_channel, 1), 1, channels);
-  const int64_t count = (channels + most - 1) / most;
-  const int64_t even = (channels + count - 1) / count;
+      std::clamp<int64_t>(budget / std::max<int64_t>(work_per_channel, 1), 1, group);
+  const int64_t count = (group + most - 1) / most;
+  const int64_t even = (group + count - 1) / count;
   const int64_t multiple = even < kLanes ? 1 : even < 4 * kAdjointGroup ? kLanes : kAdjointGroup;
-  return {channels, std::min(channels, RoundUp(even, multiple))};
+  return {channels, group, std::min(group, RoundUp(even, multiple))};
 }
 
 LayerAttention::LayerAttention(ChannelReduction reduction, Want want, bool relu,
@@ -51,26 +52,33 @@ LayerAttention::LayerAttention(ChannelReduction reduction, Want want, bool relu,
     : reduction_(std::move(reduction)),
       want_(want),
       relu_(relu),
-      d_inner_(config.d_inner),
+      maps_(config.maps()),
+      groups_(config.groups),
       d_state_(config.d_state),
       prefix_(prefix),
       scanned_(reduction_.how == v1::REDUCTION_TOP_K ? tokens : prefix),
-      all_(Indices(config.d_inner)) {
+      headed_(config.family == model::Family::kMamba2 && want == Want::kMap &&
+              (reduction_.how == v1::REDUCTION_MEAN || reduction_.how == v1::REDUCTION_ABS_MEAN)),
+      all_(Indices(config.maps())) {
   const bool absolute = reduction_.how == v1::REDUCTION_ABS_MEAN;
   const bool top = reduction_.how == v1::REDUCTION_TOP_K;
   const auto map_work = [&](int64_t length) { return length * (length + 1) / 2 * d_state_; };
-  if (top) rank_ = Pieces::Cut(d_inner_, map_work(tokens), kMapWork);
+  if (top) rank_ = Pieces::Cut(maps_, maps_ / groups_, map_work(tokens), kMapWork);
   channels_ = reduction_.channels;
   const int64_t members = top ? reduction_.top_k : static_cast<int64_t>(channels().size());
-  pieces_ = want == Want::kMap
-                ? Pieces::Cut(members, map_work(prefix), absolute ? kMapWork : kGemmWork)
-                : Pieces::Cut(members, prefix * d_state_, kScanWork);
+  // A list in any order may change its group with every channel.
+  const bool listed = top || !channels_.empty();
+  const int64_t group = groups_ == 1 ? members : listed ? 1 : maps_ / groups_;
+  pieces_ = headed_ ? Pieces{members, members, members}
+            : want == Want::kMap
+                ? Pieces::Cut(members, group, map_work(prefix), absolute ? kMapWork : kGemmWork)
+                : Pieces::Cut(members, group, prefix * d_state_, kScanWork);
 }
 
 int64_t LayerAttention::memory_bytes() const {
   const int64_t piece = std::max(rank_.size, pieces_.size);
-  int64_t floats = scanned_ * d_inner_ + 3 * d_inner_;
-  if (std::min(piece, pieces_.size) < d_inner_) floats += piece * (scanned_ + d_state_);
+  int64_t floats = scanned_ * maps_ + 3 * maps_ + d_state_ * maps_;
+  if (std::min(piece, pieces_.size) < maps_) floats += piece * (scanned_ + d_state_);
   int64_t scratch = rank_.count() > 0 ? MapScratch(scanned_, d_state_) : 0;
   if (want_ == Want::kMap) {
     scratch = std::max(scratch, MapScratch(prefix_, d_state_));
@@ -87,8 +95,8 @@ int64_t LayerAttention::memory_bytes() const {
 void LayerAttention::Open(const Subject& subject, int32_t layer) {
   pool_ = subject.pool;
   const auto& model = *subject.model;
-  whole_ = relu_ ? model.ReluScanParametersOf(*pool_, *subject.trace, layer, scanned_, delta_)
-                 : model.ScanParametersOf(*pool_, *subject.trace, layer, scanned_, delta_);
+  whole_ = relu_ ? model.ReluScanParametersOf(*pool_, *subject.trace, layer, 0, scanned_, buffers_)
+                 : model.ScanParametersOf(*pool_, *subject.trace, layer, 0, scanned_, buffers_);
   scan_ = whole_;
   scan_.tokens = prefix_;
 }
@@ -98,7 +106,9 @@ kernels::ScanParameters LayerAttention::Select(const kernels::ScanParameters& sc
   const auto count = static_cast<int64_t>(channels.size());
   bool adjacent = true;
   for (int64_t c = 0; c < count; ++c) adjacent = adjacent && channels[c] == channels[0] + c;
-  if (adjacent && count == d_inner_) return scan;
+  if (adjacent && count == maps_ && groups_ == 1) return scan;
+  const int64_t group = group_of(channels.front());
+  MS_CHECK(group == group_of(channels.back()));
   piece_delta_.Reserve(count * scan.tokens);
   piece_A_.Reserve(count * d_state_);
   const auto gather = [&](const float* from, float* to) {
@@ -109,15 +119,17 @@ kernels::ScanParameters LayerAttention::Select(const kernels::ScanParameters& sc
     }
   };
   for (int64_t i = 0; i < scan.tokens; ++i) {
-    gather(scan.delta + i * d_inner_, piece_delta_.data() + i * count);
+    gather(scan.delta + i * maps_, piece_delta_.data() + i * count);
   }
   for (int64_t n = 0; n < d_state_; ++n) {
-    gather(scan.A + n * d_inner_, piece_A_.data() + n * count);
+    gather(scan.A + n * maps_, piece_A_.data() + n * count);
   }
   kernels::ScanParameters selected = scan;
   selected.d_inner = count;
   selected.delta = piece_delta_.data();
   selected.A = piece_A_.data();
+  selected.B += group * d_state_;
+  selected.C += group * d_state_;
   return selected;
 }
 
@@ -126,8 +138,7 @@ kernels::ScanParameters LayerAttention::Channels(std::span<const int32_t> channe
 }
 
 std::span<const int32_t> LayerAttention::Members(int64_t piece) const {
-  const int64_t begin = piece * pieces_.size;
-  return channels().subspan(begin, std::min(pieces_.size, pieces_.channels - begin));
+  return channels().subspan(pieces_.begin(piece), pieces_.end(piece) - pieces_.begin(piece));
 }
 
 double LayerAttention::Weight(std::span<const int32_t> members) const {
@@ -135,10 +146,9 @@ double LayerAttention::Weight(std::span<const int32_t> members) const {
 }
 
 void LayerAttention::Rank(int64_t piece) {
-  mass_.resize(d_inner_);
-  const int64_t begin = piece * rank_.size;
-  const auto members =
-      std::span<const int32_t>(all_).subspan(begin, std::min(rank_.size, rank_.channels - begin));
+  mass_.resize(maps_);
+  const int64_t begin = rank_.begin(piece);
+  const auto members = std::span<const int32_t>(all_).subspan(begin, rank_.end(piece) - begin);
   kernels::ChannelMass(*pool_, Select(whole_, members), mass_.data() + begin);
   if (piece + 1 < rank_.count()) return;
   for (float& mass : mass_) {  // what is not a number comes first, so that the result shows it
@@ -153,17 +163,20 @@ void LayerAttention::Rank(int64_t piece) {
 }
 
 void LayerAttention::AddMap(int64_t piece, float* map) {
+  const bool absolute = reduction_.how == v1::REDUCTION_ABS_MEAN;
+  if (headed_) {
+    const kernels::SsdMapInputs heads{prefix_, maps_,   groups_, d_state_,       scan_.delta,
+                                      scan_.A, scan_.B, scan_.C, scan_.bc_stride};
+    (absolute ? kernels::SsdAbsMeanMap : kernels::SsdMeanMap)(*pool_, heads, map);
+    return;
+  }
   const auto members = Members(piece);
   const kernels::ScanParameters scan = Select(scan_, members);
   const int64_t size = prefix_ * prefix_;
   const bool alone = pieces_.count() == 1;
   if (!alone) part_.Reserve(size);
   float* const part = alone ? map : part_.data();
-  if (reduction_.how == v1::REDUCTION_ABS_MEAN) {
-    kernels::AbsMeanMap(*pool_, scan, part);
-  } else {
-    kernels::MeanMap(*pool_, scan, part);
-  }
+  (absolute ? kernels::AbsMeanMap : kernels::MeanMap)(*pool_, scan, part);
   if (alone) return;
   const auto weight = static_cast<float>(Weight(members));
   pool_->Split(size, 1024, [&](int64_t begin, int64_t end) {

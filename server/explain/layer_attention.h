@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -14,13 +15,21 @@
 
 namespace mambascope::explain {
 
-// A list of channels cut into consecutive pieces whose work is about one slice's.
+// A list of channels cut into consecutive pieces whose work is about one slice's. The list consists
+// of groups of equal length, which no piece joins.
 struct Pieces {
   // `channels` cut so that a piece's work stays within `budget`, if a single channel's does.
-  static Pieces Cut(int64_t channels, int64_t work_per_channel, int64_t budget);
-  int64_t count() const { return size == 0 ? 0 : (channels + size - 1) / size; }
+  static Pieces Cut(int64_t channels, int64_t group, int64_t work_per_channel, int64_t budget);
+  int64_t count() const { return size == 0 ? 0 : channels / group * per_group(); }
+  int64_t per_group() const { return (group + size - 1) / size; }
+  int64_t begin(int64_t piece) const {
+    return piece / per_group() * group + piece % per_group() * size;
+  }
+  int64_t end(int64_t piece) const {
+    return std::min(begin(piece) + size, (piece / per_group() + 1) * group);
+  }
 
-  int64_t channels = 0, size = 0;
+  int64_t channels = 0, group = 1, size = 0;
 };
 
 // The reduced hidden attention of one layer after another (methods.md, sections 2 and 4), in parts:
@@ -28,6 +37,9 @@ struct Pieces {
 // A mean adds up over pieces of its channels: a row is zero before the first piece, and map or row
 // are complete after the last. Pieces are cut by the model's and the input's size alone, so threads
 // and whatever runs between them change no bit.
+//
+// "Channels" are the layer's independent maps: of Mamba-2 its heads. Those of one group share B and
+// C, and no kernel call joins two groups.
 //
 // Of a sequence only the first `prefix` tokens are computed: a row sees no later token. The ranking
 // of TOP_K alone goes over all `tokens`, so that a row is the row of the whole map.
@@ -71,10 +83,14 @@ class LayerAttention {
   void AddExtremes(int64_t piece, int64_t target, bool quirks, std::span<double> mean,
                    Extremes* extremes);
 
-  // The open layer's scan of the prefix.
+  // The open layer's scan of the prefix; B and C are those of group 0.
   const kernels::ScanParameters& scan() const { return scan_; }
-  // The same of some channels, side by side. Valid until the next call that takes a piece.
+  // The same of some channels of one group, side by side, with the group's B and C. Valid until the
+  // next call that takes a piece.
   kernels::ScanParameters Channels(std::span<const int32_t> channels);
+  int64_t group_of(int32_t channel) const { return channel / (maps_ / groups_); }
+  // Whether AddMap uses Mamba-2's own form of the map (kernels/ssd_map.h).
+  bool headed() const { return headed_; }
 
  private:
   kernels::ScanParameters Select(const kernels::ScanParameters& scan,
@@ -88,18 +104,19 @@ class LayerAttention {
   const ChannelReduction reduction_;
   const Want want_;
   const bool relu_;
-  const int64_t d_inner_, d_state_, prefix_, scanned_;  // scanned_: tokens of whole_
-  const std::vector<int32_t> all_;                      // every channel
+  const int64_t maps_, groups_, d_state_, prefix_, scanned_;  // scanned_: tokens of whole_
+  const bool headed_;
+  const std::vector<int32_t> all_;  // every channel
   Pieces rank_, pieces_;
 
   ThreadPool* pool_ = nullptr;
   std::vector<int32_t> channels_;  // of CHANNELS and TOP_K
   kernels::ScanParameters whole_, scan_;
-  std::vector<float> mass_;   // of TOP_K: what channels are ranked by
-  Array<float> delta_;        // [scanned, d_inner]
-  Array<float> piece_delta_;  // [scanned, channels of a piece]
-  Array<float> piece_A_;      // [d_state, channels of a piece]
-  Array<float> part_;         // what a piece adds: a map, a row, or rows of its channels
+  std::vector<float> mass_;                 // of TOP_K: what channels are ranked by
+  model::MambaModel::ScanBuffers buffers_;  // of whole_
+  Array<float> piece_delta_;                // [scanned, channels of a piece]
+  Array<float> piece_A_;                    // [d_state, channels of a piece]
+  Array<float> part_;  // what a piece adds: a map, a row, or rows of its channels
 };
 
 // The adjoint scans work on this many channels side by side, and copy a group that is not full.

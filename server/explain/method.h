@@ -51,6 +51,11 @@ class Method {
   virtual ~Method() = default;
   // The field of Explanation.method, as "hidden_attention".
   virtual absl::string_view name() const = 0;
+  // Whether it can explain models of this kind; the calls below require it. By default: of causal
+  // models whose prediction is read at one position.
+  virtual bool Supports(const model::ModelConfig& config) const {
+    return config.family != model::Family::kVim && !config.mean_pooled();
+  }
   // Adds everything that is wrong with the options for this model and input; `field` is the path of
   // the options in the request. The other calls require that nothing was added.
   virtual void Validate(const v1::Explanation& options, const model::ModelConfig& config,

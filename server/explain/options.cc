@@ -31,7 +31,7 @@ ChannelReduction MakeReduction(v1::Reduction how, const Ints& channels, int32_t 
   if (how != v1::REDUCTION_UNSPECIFIED) reduction.how = how;
   if (how == v1::REDUCTION_CHANNELS) reduction.channels.assign(channels.begin(), channels.end());
   if (how == v1::REDUCTION_TOP_K) {
-    reduction.top_k = top_k != 0 ? top_k : std::min(kDefaultTopK, config.d_inner);
+    reduction.top_k = top_k != 0 ? top_k : std::min(kDefaultTopK, config.maps());
   }
   return reduction;
 }
@@ -43,16 +43,16 @@ void CheckReduction(v1::Reduction how, const Ints& channels, int32_t max_channel
   const auto refuse = [&](const char* name, const char* reduction) {
     violations.Add(field + name, absl::StrCat("is for ", reduction, " only"));
   };
-  CheckIndices(channels, config.d_inner, max_channels, field + ".channels", violations);
+  CheckIndices(channels, config.maps(), max_channels, field + ".channels", violations);
   if (known && how == v1::REDUCTION_CHANNELS && channels.empty()) {
     violations.Add(field + ".channels", absl::StrCat("is empty, at least 1 of the model's ",
-                                                     config.d_inner, " channels must be named"));
+                                                     config.maps(), " channels must be named"));
   }
   if (known && how != v1::REDUCTION_CHANNELS && !channels.empty()) {
     refuse(".channels", "REDUCTION_CHANNELS");
   }
-  if (top_k < 0 || top_k > config.d_inner) {
-    violations.Add(field + ".top_k", absl::StrCat(top_k, " is outside [1, ", config.d_inner, "]"));
+  if (top_k < 0 || top_k > config.maps()) {
+    violations.Add(field + ".top_k", absl::StrCat(top_k, " is outside [1, ", config.maps(), "]"));
   }
   if (known && how != v1::REDUCTION_TOP_K && top_k != 0) refuse(".top_k", "REDUCTION_TOP_K");
 }

@@ -116,7 +116,7 @@ class RawAttention : public Method {
                 int64_t /*tokens*/, const std::string& field,
                 Violations& violations) const override {
     const v1::RawAttention& options = explanation.raw_attention();
-    CheckReduction(options.reduction(), options.channels(), config.d_inner, options.top_k(), config,
+    CheckReduction(options.reduction(), options.channels(), config.maps(), options.top_k(), config,
                    field, violations);
     CheckStartLayer(options.start_layer(), config, field, violations);
     CheckVariant(options.variant(), options.reduction(), field, violations);

@@ -7,6 +7,7 @@
 
 #include "server/base/array.h"
 #include "server/kernels/hidden_attention.h"
+#include "server/kernels/ssd_map.h"
 
 namespace mambascope::explain {
 namespace {
@@ -61,7 +62,11 @@ std::vector<int64_t> Reconstruction::Places(int32_t layer, int64_t count) const 
 }
 
 float Reconstruction::Skip(int32_t layer, int64_t place) const {
-  return subject_.model->weights().layer(layer).D[subject_.trace->checked_channels[place]];
+  return subject_.model->weights().layer(layer).branches[0].D[MapOf(place)];
+}
+
+int32_t Reconstruction::MapOf(int64_t place) const {
+  return subject_.trace->checked_channels[place] / subject_.model->config().channels_per_map();
 }
 
 void Reconstruction::Error::Add(double rebuilt, double recorded) {
@@ -81,14 +86,14 @@ void Reconstruction::Note(int32_t layer, const Error& error, int64_t channels, i
 void Reconstruction::CheckMaps(int32_t layer, Maps maps, LayerAttention& attention,
                                float* scratch) {
   const int64_t tokens = attention.scan().tokens;
-  const auto& trace = subject_.trace->layers[layer];
+  const auto& trace = subject_.trace->layer(layer);
   const bool by_state = maps == Maps::kStates || maps == Maps::kDecays;
   const std::vector<int64_t> places = Places(layer, by_state ? 1 : MapChannels(d_inner_));
   Error error;
   std::vector<float> input(tokens);
   std::vector<double> rebuilt(tokens);
   for (const int64_t place : places) {
-    const std::array<int32_t, 1> channel = {subject_.trace->checked_channels[place]};
+    const std::array<int32_t, 1> channel = {MapOf(place)};
     const kernels::ScanParameters scan = attention.Channels(channel);
     const auto x = [&](int64_t j) { return trace.x_checked[j * checked_ + place]; };
     // rebuilt[i] += q[i] sum_j map[i, j] input[j]
@@ -107,6 +112,12 @@ void Reconstruction::CheckMaps(int32_t layer, Maps maps, LayerAttention& attenti
     constexpr std::array<int32_t, 1> kOnly = {0};
     if (maps == Maps::kMean) {
       kernels::MeanMap(*subject_.pool, scan, scratch);
+      add_map(nullptr, 0);
+    } else if (maps == Maps::kHeaded) {
+      kernels::SsdMeanMap(
+          *subject_.pool,
+          {tokens, 1, 1, scan.d_state, scan.delta, scan.A, scan.B, scan.C, scan.bc_stride},
+          scratch);
       add_map(nullptr, 0);
     } else if (maps == Maps::kChannel) {
       kernels::ChannelMaps(*subject_.pool, scan, kOnly, scratch);
@@ -134,22 +145,28 @@ void Reconstruction::CheckMaps(int32_t layer, Maps maps, LayerAttention& attenti
 }
 
 void Reconstruction::CheckRow(int32_t layer, int64_t target, LayerAttention& attention) {
-  const auto& trace = subject_.trace->layers[layer];
+  const auto& trace = subject_.trace->layer(layer);
   const std::vector<int64_t> places = Places(layer, RowChannels(d_inner_));
   const auto count = static_cast<int64_t>(places.size());
-  std::vector<int32_t> channels;
-  for (const int64_t place : places) channels.push_back(subject_.trace->checked_channels[place]);
-  const kernels::ScanParameters scan = attention.Channels(channels);
-  Array<float> rows(scan.tokens * count);
-  kernels::TargetRows(*subject_.pool, scan, target, /*without_target_decay=*/false, rows.data());
   Error error;
-  for (int64_t k = 0; k < count; ++k) {
-    const float* x = trace.x_checked.data() + places[k];
-    double rebuilt = static_cast<double>(Skip(layer, places[k])) * x[target * checked_];
-    for (int64_t j = 0; j <= target; ++j) {
-      rebuilt += static_cast<double>(rows[j * count + k]) * x[j * checked_];
+  // Channels of one group at a time: they share B and C.
+  for (int64_t begin = 0, end = 0; begin < count; begin = end) {
+    std::vector<int32_t> channels;
+    const int64_t group = attention.group_of(MapOf(places[begin]));
+    for (; end < count && attention.group_of(MapOf(places[end])) == group; ++end) {
+      channels.push_back(MapOf(places[end]));
     }
-    error.Add(rebuilt, trace.y_checked[target * checked_ + places[k]]);
+    const kernels::ScanParameters scan = attention.Channels(channels);
+    Array<float> rows(scan.tokens * scan.d_inner);
+    kernels::TargetRows(*subject_.pool, scan, target, /*without_target_decay=*/false, rows.data());
+    for (int64_t k = begin; k < end; ++k) {
+      const float* x = trace.x_checked.data() + places[k];
+      double rebuilt = static_cast<double>(Skip(layer, places[k])) * x[target * checked_];
+      for (int64_t j = 0; j <= target; ++j) {
+        rebuilt += static_cast<double>(rows[j * scan.d_inner + k - begin]) * x[j * checked_];
+      }
+      error.Add(rebuilt, trace.y_checked[target * checked_ + places[k]]);
+    }
   }
   Note(layer, error, count, 1);
 }

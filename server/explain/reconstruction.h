@@ -18,6 +18,7 @@ class Reconstruction {
   // Which kernel makes the maps that are compared: the one that makes the explanation's own.
   enum class Maps {
     kMean,     // MeanMap of one channel
+    kHeaded,   // SsdMeanMap of one head
     kChannel,  // ChannelMaps
     kStates,   // StateMaps, summed
     kDecays,   // DecayMaps between Q and K, summed
@@ -40,6 +41,7 @@ class Reconstruction {
   // The places among the trace's checked channels of those that are compared in a layer.
   std::vector<int64_t> Places(int32_t layer, int64_t count) const;
   float Skip(int32_t layer, int64_t place) const;  // D
+  int32_t MapOf(int64_t place) const;              // the channel's, or its head's
   struct Error {
     double difference = 0, largest = 0;  // over the compared entries
     void Add(double rebuilt, double recorded);

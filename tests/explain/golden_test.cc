@@ -73,7 +73,7 @@ class Golden : public ::testing::TestWithParam<std::string> {
 
   // Maps of all channels, 64 at a time, joined. The layer's last request is remembered.
   std::vector<float> AllChannels(Traced& traced, int layer, v1::Part part) {
-    const int d_inner = model_->config().d_inner;
+    const int d_inner = model_->config().maps();
     std::vector<float> joined;
     for (int begin = 0; begin < d_inner; begin += 64) {
       v1::Explanation explanation =
@@ -131,7 +131,7 @@ TEST_P(Golden, HiddenAttention) {
     ASSERT_EQ(rest.substr(0, 5), "layer");
     const int layer = std::stoi(rest.substr(5));
     const std::string what = rest.substr(rest.find('/') + 1);
-    const int64_t L = traced.trace.tokens, D = model_->config().d_inner,
+    const int64_t L = traced.trace.tokens, D = model_->config().maps(),
                   N = model_->config().d_state;
     if (what.substr(0, 7) == "unified") continue;  // scope MIXER
     ++compared;
@@ -226,7 +226,9 @@ TEST_P(Golden, RawAttentionAndRollout) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Golden,
-                         ::testing::Values("mamba1-tiny", "mamba1-odd", "mamba1-identity-conv"),
+                         ::testing::Values("mamba1-tiny", "mamba1-odd", "mamba1-identity-conv",
+                                           "falcon-mamba-tiny", "mamba2-tiny", "mamba2-odd",
+                                           "mamba2-relu", "mamba2-classifier-tiny"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -29,6 +29,15 @@ RandomModel Random(int seed) {
   random.d_state = 1 + seed * 5 % 17;
   random.layers = 1 + seed % 4;
   random.use_bias = seed % 3 == 0;
+  // A third is Mamba-2, with groups of one, two or three heads.
+  if (seed % 3 == 1) {
+    random.family = "mamba2";
+    random.heads = 6;
+    random.groups = 1 + seed / 3 % 3;
+    random.head_dim = 4;
+    random.d_model = 12;
+  }
+  if (seed % 7 == 3) random.family = "falcon_mamba";
   random.conv_activation = seed % 5 == 0 ? "identity" : seed % 5 == 1 ? "relu" : "silu";
   return random;
 }
@@ -44,20 +53,22 @@ class Reference {
 
   // alpha[d] of one layer, [L, L].
   std::vector<double> Alpha(int32_t layer, int32_t channel) const {
-    Array<float> delta;
+    model::MambaModel::ScanBuffers buffers;
+    const model::ModelConfig& config = traced_.model().config();
     const auto scan =
-        traced_.model().ScanParametersOf(traced_.pool, traced_.trace, layer, L_, delta);
+        traced_.model().ScanParametersOf(traced_.pool, traced_.trace, layer, 0, L_, buffers);
+    const int64_t group = channel / (config.maps() / config.groups) * config.d_state;
     std::vector<double> alpha(L_ * L_, 0);
     for (int64_t n = 0; n < scan.d_state; ++n) {
       for (int64_t j = 0; j < L_; ++j) {
         double h = static_cast<double>(scan.delta[j * scan.d_inner + channel]) *
-                   scan.B[j * scan.bc_stride + n];
+                   scan.B[j * scan.bc_stride + group + n];
         for (int64_t i = j; i < L_; ++i) {
           if (i > j) {
             h *= std::exp(static_cast<double>(scan.delta[i * scan.d_inner + channel]) *
                           scan.A[n * scan.d_inner + channel]);
           }
-          alpha[i * L_ + j] += h * scan.C[i * scan.bc_stride + n];
+          alpha[i * L_ + j] += h * scan.C[i * scan.bc_stride + group + n];
         }
       }
     }
@@ -68,7 +79,7 @@ class Reference {
                               int32_t top_k) const {
     std::vector<std::vector<double>> maps;
     std::vector<double> mass;
-    for (int32_t d = 0; d < traced_.model().config().d_inner; ++d) {
+    for (int32_t d = 0; d < traced_.model().config().maps(); ++d) {
       maps.push_back(Alpha(layer, d));
       mass.push_back(0);
       for (const double value : maps.back()) mass.back() += std::fabs(value);
@@ -124,7 +135,7 @@ std::vector<How> AllReductions(const model::ModelConfig& config) {
   return {{v1::REDUCTION_MEAN, {}, 0},
           {v1::REDUCTION_ABS_MEAN, {}, 0},
           {v1::REDUCTION_TOP_K, {}, 3},
-          {v1::REDUCTION_CHANNELS, {config.d_inner - 1, 0, 4}, 0}};
+          {v1::REDUCTION_CHANNELS, {config.maps() - 1, 0, 4}, 0}};
 }
 template <class Options>
 void Set(const How& how, Options* options) {
@@ -217,7 +228,7 @@ TEST_P(Properties, ATargetsRowIsTheRowOfTheMap) {
 
 TEST_P(Properties, InnerMapsAndFactorsGiveAlpha) {
   const auto& config = model_->config();
-  const std::vector<int32_t> channels = {config.d_inner - 1, 2};
+  const std::vector<int32_t> channels = {config.maps() - 1, 2};
   const Reference reference(traced_);
   const auto explain = [&](v1::Part part, v1::Rows rows) {
     v1::Explanation explanation;
@@ -453,7 +464,7 @@ TEST_F(Quality, IsLargeWhenTheRecordIsOfSomethingElse) {
 TEST_F(Quality, IsLargeWhenOneFactorIsWrong) {
   const auto& config = model_->config();
   const int64_t width = config.dt_rank + 2 * config.d_state;
-  float& B = traced_.trace.layers[0].x_dbl[38 * width + config.dt_rank];  // of token 38
+  float& B = traced_.trace.layers[0].selective[38 * width + config.dt_rank];  // of token 38
   B += 0.5f;
   v1::Explanation explanation;
   explanation.mutable_hidden_attention();
@@ -481,7 +492,8 @@ TEST_F(Quality, OfTheReluPartIsTheErrorOfTheSimplification) {
 
 TEST_F(Quality, AResultThatIsNotFiniteIsAnErrorNamingTheLayer) {
   const auto& config = model_->config();
-  traced_.trace.layers[1].x_dbl[config.dt_rank + config.d_state] = std::nanf("");  // C of token 0
+  traced_.trace.layers[1].selective[config.dt_rank + config.d_state] =
+      std::nanf("");  // C of token 0
   for (const v1::Explanation& explanation : Explanations()) {
     if (explanation.hidden_attention().rows() == v1::ROWS_TARGET ||
         explanation.hidden_attention().part() != v1::PART_UNSPECIFIED ||

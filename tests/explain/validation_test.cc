@@ -19,7 +19,7 @@ using ::testing::UnorderedElementsAre;
 
 model::ModelConfig Config() {
   model::ModelConfig config;
-  config.family = "mamba";
+  config.family = model::Family::kMamba;
   config.vocabulary = 100;
   config.d_model = 50;
   config.d_inner = 100;
