@@ -157,12 +157,13 @@ class ServerImpl : public Server {
       const model::Weights& weights = served->model->weights();
       metrics_.SetModelInfo(served->name, served->version, weights.digest(), served->load_seconds,
                             static_cast<double>(weights.stored_bytes()));
-      observe::LogFields fields = {{"model", absl::StrCat(served->name, "@", served->version)},
-                                   {"family", served->model->config().family},
-                                   {"parameters", absl::StrCat(weights.parameters())},
-                                   {"dtype", weights.stored_dtype()},
-                                   {"digest", weights.digest()},
-                                   {"load_s", absl::StrCat(served->load_seconds)}};
+      observe::LogFields fields = {
+          {"model", absl::StrCat(served->name, "@", served->version)},
+          {"family", std::string(model::Name(served->model->config().family))},
+          {"parameters", absl::StrCat(weights.parameters())},
+          {"dtype", weights.stored_dtype()},
+          {"digest", weights.digest()},
+          {"load_s", absl::StrCat(served->load_seconds)}};
       if (served->tokenizer == nullptr)
         fields.emplace_back("token_ids_only", served->tokenizer_note);
       observe::Log(observe::LogLevel::kInfo, "model", fields);

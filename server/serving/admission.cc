@@ -12,7 +12,9 @@
 #include "server/base/status.h"
 #include "server/explain/registry.h"
 #include "server/explain/violations.h"
+#include "server/serving/classification.h"
 #include "server/serving/errors.h"
+#include "server/serving/input.h"
 
 namespace mambascope::serving {
 namespace {
@@ -24,7 +26,6 @@ constexpr int kMaxLabels = 16;
 constexpr int kMaxStops = 8;
 constexpr int kMaxTopLogprobs = 64;
 constexpr int32_t kDefaultChunkBytes = 256 << 10;
-constexpr int64_t kTokenizeBytesPerByte = 250;  // measured on text that becomes one token a byte
 
 bool IsPrintable(const std::string& text) {
   return std::all_of(text.begin(), text.end(),
@@ -52,6 +53,19 @@ void CheckSampling(const v1::Generation& generation, int32_t max_tokens, Violati
   if (generation.top_logprobs() < 0 || generation.top_logprobs() > kMaxTopLogprobs) {
     violations.Add("generation.top_logprobs",
                    absl::StrCat(generation.top_logprobs(), " is outside 0 to ", kMaxTopLogprobs));
+  }
+}
+
+// Options that would be ignored are refused: silence would look like consent.
+void CheckTask(const v1::Generation& generation, const ServedModel& model, Violations& violations) {
+  if (model.model->config().task == model::Task::kNextToken) return;
+  v1::Generation others = generation;
+  others.clear_top_logprobs();
+  others.clear_return_logits();
+  if (others.ByteSizeLong() > 0) {
+    violations.Add("generation", absl::StrCat("model '", model.name,
+                                              "' answers with classes: only top_logprobs and "
+                                              "return_logits mean something"));
   }
 }
 
@@ -114,95 +128,6 @@ void CheckEnvelope(const v1::PredictRequest& request, Violations& violations) {
   CheckDelivery(request.delivery(), violations);
 }
 
-// ---- the input ----
-
-v1::Token ToProto(const model::Token& token) {
-  v1::Token out;
-  out.set_id(token.id);
-  out.set_piece(token.piece);
-  out.set_begin_byte(token.begin_byte);
-  out.set_end_byte(token.end_byte);
-  out.set_special(token.special);
-  out.set_partial(token.partial);
-  return out;
-}
-
-void CheckLength(size_t tokens, const std::string& field, const ServedModel& model, int32_t limit,
-                 Violations& violations) {
-  if (tokens == 0) violations.Add(field, "no tokens; at least 1 is needed");
-  if (tokens > static_cast<size_t>(limit)) {
-    violations.Add(field,
-                   absl::StrCat(tokens, " tokens exceed model '", model.name, "' limit ", limit));
-  }
-}
-
-std::vector<v1::Token> ReadText(const std::string& text, const ServedModel& model,
-                                const AdmissionLimits& limits, Violations& violations) {
-  const auto refuse = [&](std::string description) {
-    violations.Add("text", std::move(description));
-    return std::vector<v1::Token>();
-  };
-  if (model.tokenizer == nullptr) {
-    return refuse(
-        absl::StrCat("model '", model.name, "' takes token_ids only: ", model.tokenizer_note));
-  }
-  if (text.empty()) return refuse("empty; at least 1 byte is needed");
-  if (static_cast<int64_t>(text.size()) > limits.max_text_bytes) {
-    return refuse(absl::StrCat(text.size(), " bytes exceed the limit ", limits.max_text_bytes));
-  }
-  auto encoded = model.tokenizer->Encode(text);
-  if (!encoded.ok()) return refuse(std::string(encoded.status().message()));
-  CheckLength(encoded->size(), "text", model, limits.max_input_tokens, violations);
-  std::vector<v1::Token> tokens;
-  tokens.reserve(encoded->size());
-  for (const model::Token& token : *encoded) tokens.push_back(ToProto(token));
-  return tokens;
-}
-
-std::vector<v1::Token> ReadIds(const v1::TokenIds& ids, const ServedModel& model,
-                               const AdmissionLimits& limits, Violations& violations) {
-  CheckLength(ids.ids_size(), "token_ids", model, limits.max_input_tokens, violations);
-  const int32_t vocabulary = model.model->config().vocabulary;
-  constexpr int kNamed = 10;  // of the wrong ids
-  int wrong = 0;
-  std::vector<v1::Token> tokens;
-  tokens.reserve(ids.ids_size());
-  for (int i = 0; i < ids.ids_size(); ++i) {
-    const int32_t id = ids.ids(i);
-    if (id < 0 || id >= vocabulary) {
-      if (++wrong <= kNamed) {
-        violations.Add(absl::StrCat("token_ids.ids[", i, "]"),
-                       absl::StrCat(id, " is outside 0 to ", vocabulary - 1));
-      }
-      continue;
-    }
-    v1::Token token;
-    token.set_id(id);
-    if (model.tokenizer != nullptr) {
-      token.set_piece(model.tokenizer->Piece(id));
-      token.set_special(model.tokenizer->IsSpecial(id));
-    }
-    tokens.push_back(std::move(token));
-  }
-  if (wrong > kNamed)
-    violations.Add("token_ids.ids", absl::StrCat(wrong - kNamed, " more are outside"));
-  return tokens;
-}
-
-std::vector<v1::Token> ReadInput(const v1::PredictRequest& request, const ServedModel& model,
-                                 const AdmissionLimits& limits, Violations& violations) {
-  switch (request.input_case()) {
-    case v1::PredictRequest::kText:
-      return ReadText(request.text(), model, limits, violations);
-    case v1::PredictRequest::kTokenIds:
-      return ReadIds(request.token_ids(), model, limits, violations);
-    case v1::PredictRequest::INPUT_NOT_SET:
-      break;
-  }
-  violations.Add("input", "neither text nor token_ids is given");
-  return {};
-}
-
 // ---- explanations ----
 
 void CheckId(const std::string& id, const std::string& field, std::set<std::string>& seen,
@@ -252,6 +177,41 @@ std::optional<int32_t> CheckTokenText(const std::string& text, const ServedModel
   return std::nullopt;
 }
 
+std::optional<int32_t> CheckClass(int32_t id, const ServedModel& model, const std::string& field,
+                                  Violations& violations) {
+  const int32_t classes = model.model->config().classes;
+  if (id >= 0 && id < classes) return id;
+  violations.Add(field, absl::StrCat(id, " is outside 0 to ", classes - 1));
+  return std::nullopt;
+}
+
+// Classifiers have classes at their one position, language models tokens at each.
+void CheckTargetKind(const v1::Target& target, int64_t position, int64_t tokens,
+                     const ServedModel& model, const std::string& field, Violations& violations) {
+  const bool classes = model.model->config().task != model::Task::kNextToken;
+  const bool names_token = target.output_case() == v1::Target::kTokenId ||
+                           target.output_case() == v1::Target::kText ||
+                           target.contrast_case() == v1::Target::kContrastTokenId ||
+                           target.contrast_case() == v1::Target::kContrastText;
+  const bool names_class = target.output_case() == v1::Target::kClassId ||
+                           target.contrast_case() == v1::Target::kContrastClassId;
+  if (classes && names_token) {
+    violations.Add(field, absl::StrCat("model '", model.name,
+                                       "' answers with classes: give "
+                                       "class_id"));
+  }
+  if (!classes && names_class) {
+    violations.Add(field, absl::StrCat("model '", model.name,
+                                       "' answers with tokens: give "
+                                       "token_id or text"));
+  }
+  if (classes && position != tokens - 1) {
+    violations.Add(field + ".position",
+                   absl::StrCat(position, " is not the last token, where model '", model.name,
+                                "' reads its answer"));
+  }
+}
+
 void ResolveTarget(const v1::Target& target, int64_t tokens, const ServedModel& model,
                    const std::string& field, PlannedExplanation& planned, Violations& violations) {
   const int64_t position = target.has_position() ? target.position() : -1;
@@ -261,31 +221,71 @@ void ResolveTarget(const v1::Target& target, int64_t tokens, const ServedModel& 
                    absl::StrCat(position, " is outside the ", tokens, " tokens of the input"));
   }
   planned.position = static_cast<int32_t>(from_start);
+  CheckTargetKind(target, from_start, tokens, model, field, violations);
+  const bool classes = model.model->config().task != model::Task::kNextToken;
   switch (target.output_case()) {
+    case v1::Target::kClassId:
+      if (classes) {
+        planned.token = CheckClass(target.class_id(), model, field + ".class_id", violations);
+      }
+      break;
     case v1::Target::kTokenId:
-      planned.token = CheckTokenId(target.token_id(), model, field + ".token_id", violations);
+      if (!classes)
+        planned.token = CheckTokenId(target.token_id(), model, field + ".token_id", violations);
       break;
     case v1::Target::kText:
-      planned.token = CheckTokenText(target.text(), model, field + ".text", violations);
+      if (!classes)
+        planned.token = CheckTokenText(target.text(), model, field + ".text", violations);
       break;
     case v1::Target::OUTPUT_NOT_SET:
       break;
   }
   switch (target.contrast_case()) {
+    case v1::Target::kContrastClassId:
+      if (classes) {
+        planned.contrast_token =
+            CheckClass(target.contrast_class_id(), model, field + ".contrast_class_id", violations);
+      }
+      break;
     case v1::Target::kContrastTokenId:
-      planned.contrast_token =
-          CheckTokenId(target.contrast_token_id(), model, field + ".contrast_token_id", violations);
+      if (!classes) {
+        planned.contrast_token = CheckTokenId(target.contrast_token_id(), model,
+                                              field + ".contrast_token_id", violations);
+      }
       break;
     case v1::Target::kContrastText:
-      planned.contrast_token =
-          CheckTokenText(target.contrast_text(), model, field + ".contrast_text", violations);
+      if (!classes) {
+        planned.contrast_token =
+            CheckTokenText(target.contrast_text(), model, field + ".contrast_text", violations);
+      }
       break;
     case v1::Target::CONTRAST_NOT_SET:
       break;
   }
   if (planned.token.has_value() && planned.token == planned.contrast_token) {
-    violations.Add(field, absl::StrCat("target and contrast are the same token ", *planned.token));
+    violations.Add(field, absl::StrCat("target and contrast are the same ",
+                                       classes ? "class " : "token ", *planned.token));
   }
+}
+
+// kUnimplemented for the first method that does not explain this kind of model.
+absl::Status CheckSupport(const v1::PredictRequest& request, const ServedModel& model) {
+  const model::ModelConfig& config = model.model->config();
+  for (int i = 0; i < std::min(request.explanations_size(), kMaxExplanations); ++i) {
+    const absl::string_view name = explain::MethodName(request.explanations(i));
+    const explain::Method* method = explain::FindMethod(name);
+    if (method == nullptr || method->Supports(config)) continue;
+    std::vector<absl::string_view> supported;
+    for (const explain::Method* other : explain::AllMethods()) {
+      if (other->Supports(config)) supported.push_back(other->name());
+    }
+    return absl::UnimplementedError(absl::StrCat(
+        "explanations[", i, "]: ", name, " does not explain model '", model.name, "' (",
+        model::Name(config.family), config.mean_pooled() ? ", mean pooling" : "", ") yet; ",
+        supported.empty() ? std::string("no method does")
+                          : absl::StrCat("there are: ", absl::StrJoin(supported, ", "))));
+  }
+  return absl::OkStatus();
 }
 
 std::vector<PlannedExplanation> PlanExplanations(const v1::PredictRequest& request, int64_t tokens,
@@ -362,20 +362,22 @@ absl::StatusOr<std::unique_ptr<Call>> Admission::Admit(v1::PredictRequest reques
   Violations violations;
   CheckEnvelope(request, violations);
   CheckSampling(request.generation(), limits_.max_tokens, violations);
+  CheckTask(request.generation(), *model, violations);
   CheckStops(request.generation(), *model, violations);
-  ASSIGN_OR_RETURN(const MemoryBudget::Reservation room, ReserveTokenizing(request.text().size()));
+  const InputLimits limits{limits_.max_input_tokens, limits_.max_text_bytes};
+  RETURN_IF_ERROR(CheckSupport(request, *model));
+  ASSIGN_OR_RETURN(const MemoryBudget::Reservation room,
+                   ReserveReading(ReadingBytes(request, *model, limits)));
   const absl::Time begin = clock_->Now();
-  const std::vector<v1::Token> tokens = ReadInput(request, *model, limits_, violations);
+  Input input = ReadInput(request, *model, limits, violations);
   const absl::Duration tokenize = clock_->Now() - begin;
 
   auto call = std::make_unique<Call>();
-  call->explanations =
-      PlanExplanations(request, static_cast<int64_t>(tokens.size()), *model, violations);
+  call->explanations = PlanExplanations(request, input.length, *model, violations);
   RETURN_IF_ERROR(violations.ToStatus());
 
   const v1::CostEstimate estimate =
-      Estimate(call->explanations, static_cast<int64_t>(tokens.size()), model->model->config(),
-               limits_.stream_bytes);
+      Estimate(call->explanations, input.length, model->model->config(), limits_.stream_bytes);
   if (estimate.memory_bytes() > budget_->total()) {
     return absl::InvalidArgumentError(
         absl::StrCat("explanations: an estimate of ", estimate.memory_bytes(),
@@ -407,29 +409,28 @@ absl::StatusOr<std::unique_ptr<Call>> Admission::Admit(v1::PredictRequest reques
   started.set_model(call->model->name);
   started.set_version(call->model->version);
   started.set_digest(call->model->model->weights().digest());
-  for (const v1::Token& token : tokens) {
+  call->length = input.length;
+  call->image = std::move(input.image);
+  for (v1::Token& token : input.tokens) {
     call->tokens.push_back(token.id());
-    *started.add_tokens() = token;
+    *started.add_tokens() = std::move(token);
   }
   if (request.generation().return_logits()) {
-    *started.add_tensors() = explain::MakeTensorInfo(
-        "logits", {{"vocabulary", call->model->model->config().vocabulary, {}}},
-        v1::DATA_TYPE_FP32);
+    *started.add_tensors() = LogitsInfo(call->model->model->config());
   }
+  request.clear_image();  // it was read
   *started.mutable_estimate() = estimate;
   call->request = std::move(request);
   return call;
 }
 
-// Tokenising runs on gRPC's threads and takes memory for every byte of text: its budget bounds
-// both.
-absl::StatusOr<MemoryBudget::Reservation> Admission::ReserveTokenizing(size_t text_bytes) const {
-  const int64_t bytes = std::min(static_cast<int64_t>(text_bytes), limits_.max_text_bytes);
-  std::optional<MemoryBudget::Reservation> room =
-      tokenizing_.Reserve(kTokenizeBytesPerByte * bytes);
+// Tokenising and decoding run on gRPC's threads and take memory for every byte of text and every
+// pixel: their budget bounds both.
+absl::StatusOr<MemoryBudget::Reservation> Admission::ReserveReading(int64_t bytes) const {
+  std::optional<MemoryBudget::Reservation> room = reading_.Reserve(bytes);
   if (room.has_value()) return *std::move(room);
   return WithRetryInfo(
-      absl::ResourceExhaustedError("text: other long texts are being tokenised at the moment"),
+      absl::ResourceExhaustedError("input: other large inputs are being read at the moment"),
       absl::Seconds(1));
 }
 
@@ -438,11 +439,12 @@ absl::StatusOr<v1::TokenizeResponse> Admission::Tokenize(const v1::TokenizeReque
   ASSIGN_OR_RETURN(std::shared_ptr<const ServedModel> model, repository_->Find(request.model()));
   *model_name = model->name;
   Violations violations;
-  AdmissionLimits limits = limits_;
-  limits.max_input_tokens = std::numeric_limits<int32_t>::max();  // bounded by its bytes
+  const InputLimits limits{std::numeric_limits<int32_t>::max(),  // bounded by its bytes
+                           limits_.max_text_bytes};
   v1::TokenizeResponse response;
   if (request.text().empty() && model->tokenizer != nullptr) return response;
-  ASSIGN_OR_RETURN(const MemoryBudget::Reservation room, ReserveTokenizing(request.text().size()));
+  ASSIGN_OR_RETURN(const MemoryBudget::Reservation room,
+                   ReserveReading(TokenizingBytes(request.text().size(), limits)));
   for (v1::Token& token : ReadText(request.text(), *model, limits, violations)) {
     *response.add_tokens() = std::move(token);
   }

@@ -37,8 +37,8 @@ class Admission {
 
   // `deadline`: the caller's own, or InfiniteFuture. `results` is made by the caller of this
   // function, who reads it. kInvalidArgument (BadRequest), kNotFound, kResourceExhausted
-  // (RetryInfo). `model_name` is set once the model is resolved, also when the call is refused
-  // later.
+  // (RetryInfo), kUnimplemented. `model_name` is set once the model is resolved, also when the call
+  // is refused later.
   absl::StatusOr<std::unique_ptr<Call>> Admit(v1::PredictRequest request, absl::Time arrival,
                                               absl::Time deadline, std::string request_id,
                                               std::shared_ptr<ResultStream> results,
@@ -50,7 +50,7 @@ class Admission {
   const AdmissionLimits& limits() const { return limits_; }
 
  private:
-  absl::StatusOr<MemoryBudget::Reservation> ReserveTokenizing(size_t text_bytes) const;
+  absl::StatusOr<MemoryBudget::Reservation> ReserveReading(int64_t bytes) const;
 
   const ModelRepository* repository_;
   MemoryBudget* budget_;
@@ -58,7 +58,7 @@ class Admission {
   const Clock* clock_;
   const AdmissionLimits limits_;
   // Two texts of a MiB at a time, or hundreds of short ones.
-  mutable MemoryBudget tokenizing_{int64_t{512} << 20};
+  mutable MemoryBudget reading_{int64_t{512} << 20};
 };
 
 }  // namespace mambascope::serving

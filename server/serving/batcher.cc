@@ -20,6 +20,29 @@ QueueDecision DecideQueue(std::span<const WaitingCall> waiting, int32_t running,
   return decision;
 }
 
+namespace {
+
+// The waiting prompts in the order in which they share a pass.
+std::vector<size_t> SharingOrder(std::span<const SequenceNeed> needs) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < needs.size(); ++i) {
+    if (needs[i].remaining > 0) order.push_back(i);
+  }
+  if (order.empty()) return order;
+  std::stable_sort(order.begin() + 1, order.end(),
+                   [&](size_t a, size_t b) { return needs[a].position < needs[b].position; });
+  return order;
+}
+
+// The piece that follows the first `taken` tokens of what a prompt needs; 0 at its end.
+int64_t NextPiece(const SequenceNeed& need, int64_t taken) {
+  const int64_t left = need.remaining - taken;
+  if (need.whole) return left;
+  return std::min(left, kPieceTokens - (need.position + taken) % kPieceTokens);
+}
+
+}  // namespace
+
 std::vector<int64_t> PlanPass(std::span<const SequenceNeed> needs, int32_t max_batch_tokens) {
   std::vector<int64_t> tokens(needs.size(), 0);
   int64_t left = max_batch_tokens;
@@ -28,24 +51,19 @@ std::vector<int64_t> PlanPass(std::span<const SequenceNeed> needs, int32_t max_b
     tokens[i] = 1;
     --left;
   }
-  for (size_t i = 0; i < needs.size() && left > 0; ++i) {
-    if (needs[i].remaining <= 0) continue;
-    if (needs[i].remaining <= left) {
-      tokens[i] = needs[i].remaining;
-    } else {
-      const int64_t end = (needs[i].position + left) / kPieceTokens * kPieceTokens;
-      tokens[i] = std::max<int64_t>(end - needs[i].position, 0);
+  const std::vector<size_t> order = SharingOrder(needs);
+  // A pass full of steps must not starve prompts, nor an image that is larger than a pass.
+  bool first = true, given = true;
+  while (given) {
+    given = false;
+    for (const size_t i : order) {
+      const int64_t piece = NextPiece(needs[i], tokens[i]);
+      if (piece == 0 || (piece > left && !first)) continue;
+      tokens[i] += piece;
+      left -= piece;
+      given = true;
+      first = false;
     }
-    left -= tokens[i];
-  }
-  // A pass full of steps must not starve prompts: the first one gets a piece all the same.
-  const auto waits = [&](size_t i) { return needs[i].remaining > 0; };
-  bool any = false;
-  for (size_t i = 0; i < needs.size(); ++i) any = any || (waits(i) && tokens[i] > 0);
-  for (size_t i = 0; i < needs.size() && !any; ++i) {
-    if (!waits(i)) continue;
-    tokens[i] = std::min(needs[i].remaining, kPieceTokens - needs[i].position % kPieceTokens);
-    any = true;
   }
   return tokens;
 }

@@ -37,10 +37,13 @@ QueueDecision DecideQueue(std::span<const WaitingCall> waiting, int32_t running,
 struct SequenceNeed {
   int64_t position = 0;   // tokens already computed
   int64_t remaining = 0;  // of the prompt; 0: one decoding step
+  bool whole = false;     // an image: both its scans need all of it at once
 };
 // Tokens of each sequence in the next pass (0 = not in it), at most max_batch_tokens in all but for
-// one token each for the decoding ones, which never wait. Prompts are cut only at absolute
-// multiples of kPieceTokens, first come first served.
+// one token each for the decoding ones, which never wait, and for an image that comes first.
+// Prompts are cut only at absolute multiples of kPieceTokens and share the pass piece by piece: the
+// oldest first, so that it never starves, then those that had least so far, so that a short prompt
+// never waits for a long one.
 inline constexpr int64_t kPieceTokens = 64;
 std::vector<int64_t> PlanPass(std::span<const SequenceNeed> needs, int32_t max_batch_tokens);
 

@@ -34,8 +34,10 @@ struct Call {
   std::string request_id;
   v1::PredictRequest request;
   std::shared_ptr<const ServedModel> model;
-  std::vector<int32_t> tokens;
+  std::vector<int32_t> tokens;  // of a text
+  std::vector<float> image;     // of an image model, in place of tokens: [3, S, S] normalised
   std::vector<PlannedExplanation> explanations;
+  int64_t length = 0;   // of the input in tokens, an image's patches and class token too
   v1::Started started;  // sent when the queue has taken the call
   int64_t max_chunk_bytes = 0;
   absl::Time deadline = absl::InfiniteFuture();

@@ -23,7 +23,7 @@ v1::Finished MakeFinished(const Call& call, const absl::Status& status) {
   *finished.mutable_status() = ToRpcStatus(status);
   finished.set_finish_reason(status.ok() ? call.finish_reason : v1::FINISH_REASON_ERROR);
   finished.set_text(call.text);
-  finished.mutable_usage()->set_prompt_tokens(static_cast<int32_t>(call.tokens.size()));
+  finished.mutable_usage()->set_prompt_tokens(static_cast<int32_t>(call.length));
   finished.mutable_usage()->set_generated_tokens(call.generated_tokens);
   finished.mutable_usage()->set_tensor_bytes(call.tensor_bytes);
   v1::Timings* timings = finished.mutable_timings();
@@ -41,7 +41,7 @@ void LogCall(const Call& call, const absl::Status& status) {
                                {"rpc", "Predict"},
                                {"model", absl::StrCat(call.model->name, "@", call.model->version)},
                                {"code", Text(CodeName(status.code()))},
-                               {"prompt_tokens", absl::StrCat(call.tokens.size())},
+                               {"prompt_tokens", absl::StrCat(call.length)},
                                {"generated_tokens", absl::StrCat(call.generated_tokens)},
                                {"explanations", absl::StrCat(call.explanations.size())},
                                {"total_s", absl::StrCat(Seconds(call.timeline.total()))}};

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/explain/tensor_writer.h"
+#include "server/serving/classification.h"
 #include "server/serving/errors.h"
 #include "server/serving/explanation_run.h"
 #include "server/serving/generation.h"
@@ -31,9 +32,16 @@ class CallSink : public explain::EventSink {
   const Call& call_;
 };
 
+// The position that the prediction is read from.
+int32_t PredictingPosition(const Call& call) {
+  const model::ModelConfig& config = call.model->model->config();
+  return static_cast<int32_t>(call.image.empty() ? call.length - 1
+                                                 : config.vision.class_position());
+}
+
 // The prompt positions whose logits somebody needs, ascending.
 std::vector<int32_t> WantedPositions(const Call& call) {
-  std::set<int32_t> wanted = {static_cast<int32_t>(call.tokens.size()) - 1};
+  std::set<int32_t> wanted = {PredictingPosition(call)};
   for (const PlannedExplanation& planned : call.explanations) wanted.insert(planned.position);
   return {wanted.begin(), wanted.end()};
 }
@@ -51,12 +59,12 @@ struct Executor::Running {
         explanations(&taken, &sink, pool, metrics, clock),
         sequence_held(metrics->Hold(Metrics::Gauge::kRunningSequences)) {
     if (!taken.explanations.empty()) {
-      trace.emplace(taken.model->model->config(), static_cast<int64_t>(taken.tokens.size()));
+      trace.emplace(taken.model->model->config(), taken.length);
       explanations_held = metrics->Hold(Metrics::Gauge::kRunningExplanations);
     }
   }
 
-  bool in_prefill() const { return computed < static_cast<int64_t>(call->tokens.size()); }
+  bool in_prefill() const { return computed < call->length; }
   bool needs_pass() const { return !generation.is_over(); }
   bool needs_slice() const { return !in_prefill() && !explanations.done(); }
   bool finished() const { return generation.is_over() && explanations.done(); }
@@ -79,7 +87,11 @@ struct Executor::Running {
     piece.state = &state;
     logit_rows.clear();
     if (in_prefill()) {
-      piece.tokens = std::span(call->tokens).subspan(computed, count);
+      if (call->image.empty()) {
+        piece.tokens = std::span(call->tokens).subspan(computed, count);
+      } else {
+        piece.image = call->image;
+      }
       piece.trace = trace.has_value() ? &*trace : nullptr;
       for (const int32_t position : wanted) {
         if (position >= computed && position < computed + count) {
@@ -225,7 +237,7 @@ void Executor::TakeWaiting(absl::Time* look_again) {
         continue;
       }
       *look_again = std::min(*look_again, (*it)->deadline);
-      waiting.push_back({(*it)->timeline.queued, static_cast<int64_t>((*it)->tokens.size())});
+      waiting.push_back({(*it)->timeline.queued, (*it)->length});
       ++it;
     }
     // Calls that only explain hold no place: their memory is bounded by its budget, and a
@@ -302,8 +314,8 @@ bool Executor::RunPasses() {
 void Executor::RunPass(const ServedModel& served, std::vector<Running*>& sequences) {
   std::vector<SequenceNeed> needs;
   for (const Running* running : sequences) {
-    const auto prompt = static_cast<int64_t>(running->call->tokens.size());
-    needs.push_back({running->computed, prompt - running->computed});
+    const Call& call = *running->call;
+    needs.push_back({running->computed, call.length - running->computed, !call.image.empty()});
   }
   const std::vector<int64_t> counts = PlanPass(needs, options_.batch.max_batch_tokens);
 
@@ -351,34 +363,40 @@ void Executor::Deliver(Running& running, const model::Piece& piece, absl::Durati
     return;
   }
   const int64_t first = running.computed;
-  if (prefill) running.computed += static_cast<int64_t>(piece.tokens.size());
-  const size_t vocabulary = call.model->model->config().vocabulary;
+  const model::ModelConfig& config = call.model->model->config();
+  if (prefill) running.computed += model::RowsOf(config, piece);
+  const int32_t predicting = PredictingPosition(call);
+  const size_t outputs = config.outputs();
   for (size_t row = 0; row < piece.logit_rows.size(); ++row) {
-    const std::span<const float> logits(running.logits.data() + row * vocabulary, vocabulary);
+    const std::span<const float> logits(running.logits.data() + row * outputs, outputs);
     if (prefill) {
       const auto position = static_cast<int32_t>(first + piece.logit_rows[row]);
       running.explanations.ResolveTargets(position, logits);
-      if (position + 1 < static_cast<int32_t>(call.tokens.size())) continue;
+      if (position != predicting) continue;
     }
-    SendToken(running, logits);
+    SendPrediction(running, logits);
     if (prefill && call.request.generation().return_logits()) SendLogits(running, logits);
   }
 }
 
-void Executor::SendToken(Running& running, std::span<const float> logits) {
+void Executor::SendPrediction(Running& running, std::span<const float> logits) {
+  const model::ModelConfig& config = running.call->model->model->config();
   v1::PredictEvent event;
-  *event.mutable_token() = running.generation.Next(logits);
+  if (config.task == model::Task::kNextToken) {
+    *event.mutable_token() = running.generation.Next(logits);
+    metrics_->TokenGenerated(running.call->model->name);
+  } else {
+    *event.mutable_classification() =
+        Classify(logits, config, running.call->request.generation().top_logprobs());
+    running.generation.EndWith(v1::FINISH_REASON_CLASSIFIED);
+  }
   running.sink.Send(std::move(event));
-  metrics_->TokenGenerated(running.call->model->name);
 }
 
 void Executor::SendLogits(Running& running, std::span<const float> logits) {
   Call& call = *running.call;
-  explain::TensorWriter writer(
-      "",
-      {explain::MakeTensorInfo("logits", {{"vocabulary", static_cast<int64_t>(logits.size()), {}}},
-                               v1::DATA_TYPE_FP32)},
-      call.max_chunk_bytes, &running.sink);
+  explain::TensorWriter writer("", {LogitsInfo(call.model->model->config())}, call.max_chunk_bytes,
+                               &running.sink);
   writer.Write("logits", logits);
   call.tensor_bytes += writer.bytes_written();
 }

@@ -66,7 +66,7 @@ class Executor {
   bool RunPasses();
   void RunPass(const ServedModel& served, std::vector<Running*>& sequences);
   void Deliver(Running& running, const model::Piece& piece, absl::Duration spent);
-  void SendToken(Running& running, std::span<const float> logits);
+  void SendPrediction(Running& running, std::span<const float> logits);
   void SendLogits(Running& running, std::span<const float> logits);
   bool RunSlice();
   void RemoveFinished();

@@ -9,6 +9,18 @@
 #include "server/serving/errors.h"
 
 namespace mambascope::serving {
+namespace {
+
+// A token's piece or a class's label; empty where the model has none.
+std::string Spelled(const ServedModel& served, int32_t output) {
+  const model::ModelConfig& config = served.model->config();
+  if (config.task != model::Task::kNextToken) {
+    return config.class_labels.empty() ? "" : config.class_labels[output];
+  }
+  return served.tokenizer == nullptr ? "" : served.tokenizer->Piece(output);
+}
+
+}  // namespace
 
 ExplanationRun::ExplanationRun(Call* call, explain::EventSink* sink, ThreadPool* pool,
                                observe::Metrics* metrics, const Clock* clock)
@@ -30,13 +42,11 @@ void ExplanationRun::ResolveTargets(int32_t position, std::span<const float> log
     target.set_token_id(token);
     target.set_value(logits[token]);
     target.set_log_probability(model::LogProbability(logits, token));
-    const model::Tokenizer* tokenizer = call_->model->tokenizer.get();
-    if (tokenizer != nullptr) target.set_piece(tokenizer->Piece(token));
+    target.set_piece(Spelled(*call_->model, token));
     if (planned.contrast_token.has_value()) {
       target.set_contrast_token_id(*planned.contrast_token);
       target.set_value(logits[token] - logits[*planned.contrast_token]);
-      if (tokenizer != nullptr)
-        target.set_contrast_piece(tokenizer->Piece(*planned.contrast_token));
+      target.set_contrast_piece(Spelled(*call_->model, *planned.contrast_token));
     }
   }
 }

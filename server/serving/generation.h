@@ -23,6 +23,9 @@ class Generation {
   // The next token from logits [vocabulary], finite. Not after is_over().
   v1::TokenEvent Next(std::span<const float> logits);
 
+  // Where the answer is no text: nothing follows.
+  void EndWith(v1::FinishReason reason) { reason_ = reason; }
+
   bool is_over() const { return reason_ != v1::FINISH_REASON_UNSPECIFIED; }
   v1::FinishReason finish_reason() const { return reason_; }
   int32_t last_token() const { return last_token_; }

@@ -19,6 +19,26 @@ v1::Explanation DefaultOptions(const explain::Method& method) {
   return options;
 }
 
+v1::Task ToProto(model::Task task) {
+  switch (task) {
+    case model::Task::kNextToken:
+      return v1::TASK_NEXT_TOKEN;
+    case model::Task::kTextClass:
+      return v1::TASK_TEXT_CLASS;
+    case model::Task::kImageClass:
+      return v1::TASK_IMAGE_CLASS;
+  }
+  return v1::TASK_UNSPECIFIED;
+}
+
+void DescribeVision(const model::VisionConfig& vision, v1::Vision* out) {
+  out->set_image_size(vision.image_size);
+  out->set_patch_size(vision.patch_size);
+  out->set_stride(vision.stride);
+  out->set_tokens(vision.tokens());
+  out->set_class_position(vision.class_position());
+}
+
 }  // namespace
 
 v1::Model DescribeModel(const ServedModel& served, int32_t max_input_tokens) {
@@ -28,10 +48,13 @@ v1::Model DescribeModel(const ServedModel& served, int32_t max_input_tokens) {
   out.set_name(served.name);
   out.set_version(served.version);
   out.set_state(v1::MODEL_STATE_READY);
-  out.set_family(config.family);
+  out.set_family(std::string(model::Name(config.family)));
   out.set_digest(weights.digest());
   out.set_max_input_tokens(max_input_tokens);
   out.set_has_tokenizer(served.tokenizer != nullptr);
+  out.set_task(ToProto(config.task));
+  for (const std::string& label : config.class_labels) out.add_class_labels(label);
+  if (config.family == model::Family::kVim) DescribeVision(config.vision, out.mutable_vision());
   v1::ModelSizes* sizes = out.mutable_sizes();
   sizes->set_parameters(weights.parameters());
   sizes->set_layers(config.layers);
@@ -41,6 +64,12 @@ v1::Model DescribeModel(const ServedModel& served, int32_t max_input_tokens) {
   sizes->set_d_conv(config.d_conv);
   sizes->set_dt_rank(config.dt_rank);
   sizes->set_vocabulary(config.vocabulary);
+  sizes->set_classes(config.classes);
+  if (config.family == model::Family::kMamba2) {
+    sizes->set_heads(config.heads);
+    sizes->set_head_dim(config.head_dim);
+    sizes->set_groups(config.groups);
+  }
   sizes->set_weight_dtype(weights.stored_dtype());
   sizes->set_weight_bytes(weights.stored_bytes());
   return out;
@@ -54,11 +83,13 @@ absl::StatusOr<v1::GetModelResponse> DescribeModelWithMethods(const ServedModel&
     violations.Add("length", absl::StrCat(length, " is outside 1 to ", max_input_tokens));
     return violations.ToStatus();
   }
-  const int64_t tokens = length == 0 ? 128 : length;
   const model::ModelConfig& config = served.model->config();
+  const bool image = config.family == model::Family::kVim;
+  const int64_t tokens = image ? config.vision.tokens() : length == 0 ? 128 : length;
   v1::GetModelResponse response;
   *response.mutable_model() = DescribeModel(served, max_input_tokens);
   for (const explain::Method* method : explain::AllMethods()) {
+    if (!method->Supports(config)) continue;
     const explain::Plan plan =
         method->MakePlan(DefaultOptions(*method), config, tokens, v1::DATA_TYPE_FP32);
     v1::MethodInfo* info = response.add_methods();

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "server/base/status.h"
+#include "server/model/config_file.h"
 
 namespace mambascope::serving {
 namespace {
@@ -68,6 +69,48 @@ absl::Status Annotate(const ModelSource& source, const absl::Status& status) {
                                                   "': ", status.message()));
 }
 
+bool IsAbsent(const fs::path& file) {
+  std::error_code error;
+  return fs::symlink_status(file, error).type() == fs::file_type::not_found;
+}
+
+absl::Status LoadTokenizer(const std::string& folder, ServedModel& served) {
+  const fs::path file = fs::path(folder) / "tokenizer.json";
+  if (IsAbsent(file)) {
+    served.tokenizer_note = "it has no tokenizer.json";
+    return absl::OkStatus();
+  }
+  auto read = model::Tokenizer::Load(file);
+  if (absl::IsUnimplemented(read.status())) {
+    served.tokenizer_note = "this server was built without the tokenizer";
+    return absl::OkStatus();
+  }
+  if (!read.ok()) return read.status();
+  const int32_t vocabulary = served.model->config().vocabulary;
+  if ((*read)->vocabulary_size() > vocabulary) {
+    return absl::InvalidArgumentError(absl::StrCat("tokenizer.json: ", (*read)->vocabulary_size(),
+                                                   " tokens exceed the model's vocab_size ",
+                                                   vocabulary));
+  }
+  served.tokenizer = *std::move(read);
+  return absl::OkStatus();
+}
+
+absl::Status LoadPreprocessing(const std::string& folder, ServedModel& served) {
+  const fs::path file = fs::path(folder) / "preprocessor_config.json";
+  std::string json;
+  if (!IsAbsent(file)) {
+    ASSIGN_OR_RETURN(json, model::ReadConfigFile(file));
+  }
+  auto read = model::ReadImagePreprocessing(json, served.model->config().vision.image_size);
+  if (!read.ok()) {
+    return absl::Status(read.status().code(),
+                        absl::StrCat("preprocessor_config.json: ", read.status().message()));
+  }
+  served.preprocessing = *std::move(read);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::shared_ptr<const ServedModel>> LoadOne(const ModelSource& source) {
   const absl::Time begin = absl::Now();
   auto served = std::make_shared<ServedModel>();
@@ -77,23 +120,10 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> LoadOne(const ModelSource& so
   if (!loaded.ok()) return Annotate(source, loaded.status());
   served->model = *std::move(loaded);
 
-  const fs::path tokenizer = fs::path(source.folder) / "tokenizer.json";
-  std::error_code error;
-  if (fs::symlink_status(tokenizer, error).type() == fs::file_type::not_found) {
-    served->tokenizer_note = "it has no tokenizer.json";
-  } else if (auto read = model::Tokenizer::Load(tokenizer); read.ok()) {
-    served->tokenizer = *std::move(read);
-  } else if (absl::IsUnimplemented(read.status())) {
-    served->tokenizer_note = "this server was built without the tokenizer";
-  } else {
-    return Annotate(source, read.status());
-  }
-  const int32_t vocabulary = served->model->config().vocabulary;
-  if (served->tokenizer != nullptr && served->tokenizer->vocabulary_size() > vocabulary) {
-    return Annotate(source, absl::InvalidArgumentError(absl::StrCat(
-                                "tokenizer.json: ", served->tokenizer->vocabulary_size(),
-                                " tokens exceed the model's vocab_size ", vocabulary)));
-  }
+  const absl::Status status = served->model->config().family == model::Family::kVim
+                                  ? LoadPreprocessing(source.folder, *served)
+                                  : LoadTokenizer(source.folder, *served);
+  if (!status.ok()) return Annotate(source, status);
   served->load_seconds = absl::ToDoubleSeconds(absl::Now() - begin);
   return served;
 }

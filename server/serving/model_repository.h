@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/model/image.h"
 #include "server/model/mamba_model.h"
 #include "server/model/tokenizer.h"
 
@@ -19,6 +20,7 @@ struct ServedModel {
   std::unique_ptr<const model::MambaModel> model;
   std::unique_ptr<const model::Tokenizer> tokenizer;  // null: token ids only
   std::string tokenizer_note;                         // why it is null
+  model::ImagePreprocessing preprocessing;            // of image models
   double load_seconds = 0;
 };
 

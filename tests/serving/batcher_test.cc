@@ -39,12 +39,34 @@ TEST(DecideQueue, NoMoreRunThanAllowed) {
   EXPECT_EQ(DecideQueue(Waiting({1, 1, 1}, absl::ZeroDuration()), 3, kNow, limits).take, 0);
 }
 
-TEST(PlanPass, StepsComeFirstAndPromptsFillTheRest) {
+TEST(PlanPass, StepsComeFirstAndPromptsShareTheRestPieceByPiece) {
   EXPECT_EQ(PlanPass(std::vector<SequenceNeed>{{0, 100}, {7, 0}, {0, 50}}, 128),
-            (std::vector<int64_t>{100, 1, 0}))
-      << "27 tokens are left for the third, less than a piece";
+            (std::vector<int64_t>{64, 1, 50}))
+      << "13 tokens are left for the first, less than its next piece";
   EXPECT_EQ(PlanPass(std::vector<SequenceNeed>{{0, 30}, {7, 0}, {0, 50}}, 128),
             (std::vector<int64_t>{30, 1, 50}));
+}
+
+TEST(PlanPass, AShortPromptDoesNotWaitForLongOnesAndTheOldestNeverStarves) {
+  // Eight pieces: the oldest, then who had least, then round again.
+  EXPECT_EQ(PlanPass(std::vector<SequenceNeed>{{1024, 9000}, {512, 9000}, {0, 8}}, 512),
+            (std::vector<int64_t>{256, 192, 8}));
+  // Newcomers without end: the oldest still gets its piece in every pass.
+  std::vector<SequenceNeed> needs = {{4096, 9000}};
+  for (int i = 0; i < 20; ++i) needs.push_back({0, 64});
+  const std::vector<int64_t> tokens = PlanPass(needs, 512);
+  EXPECT_EQ(tokens[0], 64);
+  EXPECT_EQ(tokens[7], 64);
+  EXPECT_EQ(tokens[8], 0);
+}
+
+TEST(PlanPass, AnImageIsNeverCut) {
+  EXPECT_EQ(
+      PlanPass(std::vector<SequenceNeed>{{0, 197, true}, {0, 197, true}, {0, 197, true}}, 512),
+      (std::vector<int64_t>{197, 197, 0}));
+  EXPECT_EQ(PlanPass(std::vector<SequenceNeed>{{0, 1025, true}, {0, 10}}, 512),
+            (std::vector<int64_t>{1025, 0}))
+      << "larger than a pass: alone";
 }
 
 TEST(PlanPass, APassFullOfStepsStillMovesOnePrompt) {
