@@ -30,6 +30,9 @@ absl::Status Answer::Add(const v1::PredictEvent& event) {
     case v1::PredictEvent::kToken:
       generated_.push_back(event.token());
       return absl::OkStatus();
+    case v1::PredictEvent::kClassification:
+      classification_ = event.classification();
+      return absl::OkStatus();
     case v1::PredictEvent::kExplanationStarted:
       return AddStarted(event.explanation_started());
     case v1::PredictEvent::kTensorChunk:

@@ -34,6 +34,7 @@ class Answer {
   const std::string& request_id() const { return request_id_; }
   const v1::Started& started() const { return started_; }
   const std::vector<v1::TokenEvent>& generated() const { return generated_; }
+  const v1::Classification& classification() const { return classification_; }
   // Of the prediction itself.
   const TensorSet& tensors() const { return tensors_; }
   // In the order in which they began.
@@ -52,6 +53,7 @@ class Answer {
   std::string request_id_;
   v1::Started started_;
   std::vector<v1::TokenEvent> generated_;
+  v1::Classification classification_;
   TensorSet tensors_;
   std::vector<ExplanationAnswer> explanations_;
   v1::Finished finished_;

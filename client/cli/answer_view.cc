@@ -95,6 +95,9 @@ void AnswerView::OnEvent(const v1::PredictEvent& event, const Answer& answer) {
         ShowPrediction(answer);
       }
       break;
+    case v1::PredictEvent::kClassification:
+      ShowClasses(event.classification());
+      break;
     case v1::PredictEvent::kProgress:
       ShowProgress(event.progress());
       break;
@@ -117,6 +120,7 @@ void AnswerView::ShowStarted(const v1::Started& started) {
   out_ << Dim(screen_) << "model       " << Reset(screen_) << Safe(started.model()) << "@"
        << Safe(started.version()) << "  " << Dim(screen_) << Safe(started.digest().substr(0, 12))
        << Reset(screen_) << "\n";
+  if (tokens_.empty()) return;  // an image
   const std::string count =
       absl::StrCat(tokens_.size(), tokens_.size() == 1 ? " token" : " tokens");
   out_ << Dim(screen_) << Fitted(count, std::max(kIndent, DisplayWidth(count) + 2))
@@ -135,6 +139,20 @@ void AnswerView::ShowToken(const v1::TokenEvent& token) {
                                : token.text();
   if (!text.empty()) text_shown_ = true;
   out_ << Bold(screen_) << Safe(text) << Reset(screen_) << std::flush;
+}
+
+void AnswerView::ShowClasses(const v1::Classification& classification) {
+  status_->Clear();
+  std::string begin = "prediction";
+  for (const v1::ClassProbability& candidate : classification.top()) {
+    out_ << Dim(screen_) << Fitted(begin, kIndent) << Reset(screen_)
+         << absl::StrFormat("%8.4f  ", std::exp(candidate.log_probability()))
+         << absl::StrCat("class ", candidate.class_id());
+    if (!candidate.label().empty()) out_ << "  " << Safe(candidate.label());
+    out_ << "\n";
+    begin.clear();
+  }
+  out_ << std::flush;
 }
 
 void AnswerView::ShowPrediction(const Answer& answer) {

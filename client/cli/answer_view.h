@@ -27,6 +27,7 @@ class AnswerView {
  private:
   void ShowStarted(const v1::Started& started);
   void ShowToken(const v1::TokenEvent& token);
+  void ShowClasses(const v1::Classification& classification);
   void ShowPrediction(const Answer& answer);
   void ShowExplanation(const ExplanationAnswer& explanation);
   void ShowProgress(const v1::Progress& progress);

@@ -270,6 +270,15 @@ absl::Status ParseOptions(absl::string_view options, v1::Explanation* explanatio
 
 bool IsId(absl::string_view text, int32_t* id) { return absl::SimpleAtoi(text, id); }
 
+constexpr absl::string_view kClass = "class:";  // a classifier's target
+
+absl::StatusOr<int32_t> ParseClass(absl::string_view flag, absl::string_view text) {
+  int32_t id = 0;
+  if (absl::SimpleAtoi(text, &id)) return id;
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, ": 'class:", text, "' is not class:NUMBER, as class:3"));
+}
+
 }  // namespace
 
 absl::StatusOr<v1::Explanation> ParseExplain(absl::string_view option) {
@@ -293,6 +302,11 @@ absl::StatusOr<v1::Explanation> ParseExplain(absl::string_view option) {
 }
 
 absl::Status ParseTarget(absl::string_view option, v1::Target* target) {
+  if (absl::ConsumePrefix(&option, kClass)) {
+    ASSIGN_OR_RETURN(const int32_t id, ParseClass("--target", option));
+    target->set_class_id(id);
+    return absl::OkStatus();
+  }
   const size_t colon = option.find(':');
   int32_t position = 0;
   if (!absl::SimpleAtoi(option.substr(0, colon), &position)) {
@@ -312,6 +326,11 @@ absl::Status ParseTarget(absl::string_view option, v1::Target* target) {
 }
 
 absl::Status ParseContrast(absl::string_view option, v1::Target* target) {
+  if (absl::ConsumePrefix(&option, kClass)) {
+    ASSIGN_OR_RETURN(const int32_t id, ParseClass("--contrast", option));
+    target->set_contrast_class_id(id);
+    return absl::OkStatus();
+  }
   if (option.empty()) return absl::InvalidArgumentError("--contrast: no token");
   if (int32_t id = 0; IsId(option, &id)) {
     target->set_contrast_token_id(id);

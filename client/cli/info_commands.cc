@@ -78,23 +78,37 @@ void PrintModel(const v1::GetModelResponse& response, const Output& output) {
   const v1::ModelSizes& sizes = model.sizes();
   std::string state = StateName(model.state());
   if (!model.state_message().empty()) absl::StrAppend(&state, ": ", safe(model.state_message()));
-  PrintTable(
-      {{"model", absl::StrCat(safe(model.name()), "@", safe(model.version()))},
-       {"state", state},
-       {"family", safe(model.family())},
-       {"digest", safe(model.digest())},
-       {"parameters", absl::StrCat(sizes.parameters())},
-       {"weights", absl::StrCat(safe(sizes.weight_dtype()), ", ", Bytes(sizes.weight_bytes()))},
-       {"layers", absl::StrCat(sizes.layers())},
-       {"d_model", absl::StrCat(sizes.d_model())},
-       {"d_inner", absl::StrCat(sizes.d_inner())},
-       {"d_state", absl::StrCat(sizes.d_state())},
-       {"d_conv", absl::StrCat(sizes.d_conv())},
-       {"dt_rank", absl::StrCat(sizes.dt_rank())},
-       {"vocabulary", absl::StrCat(sizes.vocabulary())},
-       {"max input", absl::StrCat(model.max_input_tokens(), " tokens")},
-       {"tokenizer", model.has_tokenizer() ? "yes" : "no: token ids only"}},
-      output.out);
+  std::vector<Row> rows = {
+      {"model", absl::StrCat(safe(model.name()), "@", safe(model.version()))},
+      {"state", state},
+      {"family", safe(model.family())},
+      {"digest", safe(model.digest())},
+      {"parameters", absl::StrCat(sizes.parameters())},
+      {"weights", absl::StrCat(safe(sizes.weight_dtype()), ", ", Bytes(sizes.weight_bytes()))}};
+  const auto size = [&](const char* name, int32_t value) {
+    if (value != 0) rows.push_back({name, absl::StrCat(value)});
+  };
+  size("layers", sizes.layers());
+  size("d_model", sizes.d_model());
+  size("d_inner", sizes.d_inner());
+  size("d_state", sizes.d_state());
+  size("d_conv", sizes.d_conv());
+  size("dt_rank", sizes.dt_rank());
+  size("heads", sizes.heads());
+  size("head_dim", sizes.head_dim());
+  size("groups", sizes.groups());
+  size("vocabulary", sizes.vocabulary());
+  size("classes", sizes.classes());
+  if (model.has_vision()) {
+    const v1::Vision& vision = model.vision();
+    rows.push_back(
+        {"input", absl::StrFormat("images, %d x %d pixels, %d tokens", vision.image_size(),
+                                  vision.image_size(), vision.tokens())});
+  } else {
+    rows.push_back({"max input", absl::StrCat(model.max_input_tokens(), " tokens")});
+    rows.push_back({"tokenizer", model.has_tokenizer() ? "yes" : "no: token ids only"});
+  }
+  PrintTable(rows, output.out);
   if (response.methods().empty()) return;
   std::vector<Row> methods = {{"method", "result", "memory"}};
   for (const v1::MethodInfo& method : response.methods()) {

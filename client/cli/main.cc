@@ -102,12 +102,19 @@ void AddPredict(CLI::App* app, CommonFlags* common, PredictFlags* flags) {
   auto* text = command->add_option("--text", flags->text, "The input as text");
   auto* tokens = command->add_option("--tokens", flags->tokens, "The input as token ids: 1,2,3");
   text->excludes(tokens);
+  command
+      ->add_option("--image", flags->image,
+                   "The input as a picture: PNG, JPEG, or a .safetensors with one normalised "
+                   "float32 tensor [3, height, width]")
+      ->excludes(text)
+      ->excludes(tokens);
   command->add_option("--explain", flags->explain, "METHOD[:key=value,...]; repeatable, see below")
       ->allow_extra_args(false);
   command->add_option("--target", flags->target,
                       "POS[:TOKEN]: the position whose next token is explained (negative from the "
-                      "end), and which token: an id, or its text");
-  command->add_option("--contrast", flags->contrast, "TOKEN: why the target rather than this one");
+                      "end), and which token: an id, or its text; or class:NUMBER of a classifier");
+  command->add_option("--contrast", flags->contrast,
+                      "TOKEN or class:NUMBER: why the target rather than this one");
   command->add_option("--max_tokens", flags->max_tokens, "Tokens to generate");
   command->add_option("--temperature", flags->temperature, "0: always the most probable");
   command->add_option("--top_p", flags->top_p, "Choose among the most probable that sum to this");

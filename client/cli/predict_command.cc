@@ -11,6 +11,7 @@
 #include "client/cli/answer_view.h"
 #include "client/cli/connection.h"
 #include "client/cli/explain_option.h"
+#include "client/cli/image_file.h"
 #include "client/cli/interrupt.h"
 #include "client/cli/json_line.h"
 #include "client/cli/safetensors_writer.h"
@@ -21,8 +22,13 @@ namespace mambascope::cli {
 namespace {
 
 absl::Status SetInput(const PredictFlags& flags, v1::PredictRequest* request) {
-  if (flags.text.has_value() == flags.tokens.has_value()) {
-    return absl::InvalidArgumentError("exactly one of --text and --tokens is needed");
+  const int given = (flags.text ? 1 : 0) + (flags.tokens ? 1 : 0) + (flags.image ? 1 : 0);
+  if (given != 1) {
+    return absl::InvalidArgumentError("exactly one of --text, --tokens and --image is needed");
+  }
+  if (flags.image) {
+    ASSIGN_OR_RETURN(*request->mutable_image(), ReadImageFile(*flags.image));
+    return absl::OkStatus();
   }
   if (flags.text) {
     request->set_text(*flags.text);

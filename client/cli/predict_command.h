@@ -18,7 +18,7 @@ namespace mambascope::cli {
 // The flags of `predict` as they were given; nullopt and empty lists: not given, so that the
 // proto's defaults hold.
 struct PredictFlags {
-  std::optional<std::string> text, tokens;  // tokens: "1,2,3"
+  std::optional<std::string> text, tokens, image;  // tokens: "1,2,3"; image: a file's path
   std::vector<std::string> explain;
   std::optional<std::string> target, contrast;
   std::optional<int32_t> max_tokens, top_k, top_logprobs;
