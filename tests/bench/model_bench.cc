@@ -2,9 +2,10 @@
 // measurement, in the format of the peers' benchmark: {"peer", "work", "tokens", "seconds",
 // "tokens_per_s"}.
 //
-//   model_bench --make DIR                     writes a random model of mamba-130m's shape
-//   model_bench DIR [--threads N] [--repeats N] WORK...
-// WORK: prefill:L, decode:N, hidden_attention:L, raw_attention:L, attention_rollout:L, gemm
+//   model_bench --make DIR [mamba2]            writes a random model of mamba-130m's
+//   (mamba2-130m's) shape model_bench DIR [--threads N] [--repeats N] [--label TEXT] WORK...
+// WORK: prefill:L, decode:N, joined:N (8 sequences decode together), hidden_attention:L,
+// raw_attention:L, attention_rollout:L, gemm. The label is put before each work's name.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -34,11 +35,14 @@ double BestSeconds(int repeats, const std::function<void()>& run) {
   return best;
 }
 
+std::string label;
+
 void Print(const std::string& work, int64_t tokens, double seconds) {
   std::printf(
-      "{\"peer\": \"mambascope\", \"work\": \"%s\", \"tokens\": %lld, \"seconds\": %.5f, "
+      "{\"peer\": \"mambascope\", \"work\": \"%s%s\", \"tokens\": %lld, \"seconds\": %.5f, "
       "\"tokens_per_s\": %.1f}\n",
-      work.c_str(), static_cast<long long>(tokens), seconds, static_cast<double>(tokens) / seconds);
+      label.c_str(), work.c_str(), static_cast<long long>(tokens), seconds,
+      static_cast<double>(tokens) / seconds);
   std::fflush(stdout);
 }
 
@@ -62,6 +66,8 @@ class Bench {
             BestSeconds(repeats_, [&] { Prefill(count, nullptr); }));
     } else if (name == "decode") {
       Decode(count);
+    } else if (name == "joined") {
+      Joined(count);
     } else if (name == "gemm") {
       Gemm();
     } else if (const explain::Method* method = explain::FindMethod(name)) {
@@ -124,6 +130,34 @@ class Bench {
           }));
   }
 
+  // Eight sequences, a step of each in every pass.
+  void Joined(int64_t count) {
+    constexpr int64_t kSequences = 8;
+    std::vector<model::RecurrentState> states;
+    for (int64_t s = 0; s < kSequences; ++s) states.push_back(Prefill(8, nullptr));
+    const int32_t row = 0;
+    std::vector<std::vector<float>> logits(kSequences);
+    Print("joined 8", kSequences * count, BestSeconds(repeats_, [&] {
+            std::vector<int32_t> tokens(kSequences, 1);
+            for (int64_t i = 0; i < count; ++i) {
+              std::vector<model::Piece> pieces(kSequences);
+              for (int64_t s = 0; s < kSequences; ++s) {
+                pieces[s].tokens = std::span(&tokens[s], 1);
+                pieces[s].state = &states[s];
+                pieces[s].logit_rows = std::span(&row, 1);
+                pieces[s].logits = &logits[s];
+              }
+              if (!model_->Forward(pool_, workspace_, pieces, [] { return false; }).ok()) {
+                std::abort();
+              }
+              for (int64_t s = 0; s < kSequences; ++s) {
+                tokens[s] = static_cast<int32_t>(
+                    std::max_element(logits[s].begin(), logits[s].end()) - logits[s].begin());
+              }
+            }
+          }));
+  }
+
   void Explain(const explain::Method& method, int64_t count) {
     model::SequenceTrace trace(model_->config(), count);
     Prefill(count, &trace);
@@ -166,7 +200,7 @@ class Bench {
   std::vector<float> logits_;
 };
 
-int Make(const std::string& folder) {
+int Make(const std::string& folder, bool mamba2) {
   testing::RandomModel shape;
   shape.vocabulary = 50280;
   shape.d_model = 768;
@@ -175,15 +209,25 @@ int Make(const std::string& folder) {
   shape.d_conv = 4;
   shape.dt_rank = 48;
   shape.layers = 24;
+  if (mamba2) {
+    shape.family = "mamba2";
+    shape.heads = 24;
+    shape.head_dim = 64;
+    shape.groups = 1;
+    shape.d_state = 128;
+  }
   testing::WriteRandomModel(folder, shape);
   return 0;
 }
 
 int Main(int argc, char** argv) {
-  if (argc == 3 && std::string(argv[1]) == "--make") return Make(argv[2]);
+  if (argc >= 3 && std::string(argv[1]) == "--make") {
+    return Make(argv[2], argc > 3 && std::string(argv[3]) == "mamba2");
+  }
   if (argc < 3) {
     std::fprintf(stderr,
-                 "usage: model_bench --make DIR | DIR [--threads N] [--repeats N] WORK...\n");
+                 "usage: model_bench --make DIR [mamba2] | DIR [--threads N] [--repeats N] "
+                 "[--label TEXT] WORK...\n");
     return 2;
   }
   auto model = model::MambaModel::Load(argv[1]);
@@ -193,7 +237,12 @@ int Main(int argc, char** argv) {
   }
   int threads = 2, repeats = 2, first = 2;
   for (; first + 1 < argc && argv[first][0] == '-'; first += 2) {
-    (std::string(argv[first]) == "--threads" ? threads : repeats) = std::atoi(argv[first + 1]);
+    const std::string flag = argv[first];
+    if (flag == "--label") {
+      label = std::string(argv[first + 1]) + " ";
+    } else {
+      (flag == "--threads" ? threads : repeats) = std::atoi(argv[first + 1]);
+    }
   }
   Bench bench(*std::move(model), threads, repeats);
   for (int i = first; i < argc; ++i) bench.Run(argv[i]);

@@ -20,10 +20,19 @@ DEMO = ROOT / "deploy" / "models" / "atlas-mamba" / "1"
 WORKS = {
     "P1": ["prefill:512", "prefill:1024"],
     "P2": ["decode:64"],
+    "P3": ["decode:64", "joined:32"],
     "P4": ["gemm", "prefill:512", "prefill:1024", "hidden_attention:512", "hidden_attention:1024"],
     "P5": ["prefill:1024", "prefill:16384", "raw_attention:1024", "attention_rollout:1024", "attention_rollout:16384"],
+    "P10": [],
+    "P12": [],
     "P14": [],
 }
+# Of other models than the reference: (bar, model, label, works).
+OTHERS = [
+    ("P2", "mamba-130m-bf16", "bf16", ["decode:64"]),
+    ("P3", "mamba-130m-bf16", "bf16", ["joined:32"]),
+    ("P10", "mamba2-130m", "mamba2", ["prefill:512", "prefill:1024", "hidden_attention:1024"]),
+]
 ONCE = {"prefill:16384", "attention_rollout:16384"}  # long ones: one round
 
 
@@ -43,27 +52,75 @@ def keep_best(results, lines):
             results[key] = line
 
 
-def make_model(args):
+def make_models(args, wanted):
+    """The folder that holds mamba-130m and, as far as wanted and possible, the others."""
     if args.peers:
         models = ROOT / "build" / "bench-peers"
         if not (models / "mamba-130m" / "model.safetensors").exists():
             subprocess.run([args.peers / "bin" / "python", peers_folder() / "make_models.py", models, "mamba-130m"], check=True)
-        return models / "mamba-130m"
-    folder = ROOT / "build" / "bench-model"
-    if not (folder / "model.safetensors").exists():
-        subprocess.run([BIN / "model_bench", "--make", folder], check=True)
-    return folder
+        if {"P2", "P3", "P10"} & set(wanted):
+            subprocess.run([args.peers / "bin" / "python", ROOT / "tests" / "bench" / "make_peer_models.py", models], check=True)
+        return models
+    models = ROOT / "build" / "bench-models"
+    for name, kind in (("mamba-130m", []), ("mamba2-130m", ["mamba2"])):
+        if not (models / name / "model.safetensors").exists():
+            (models / name).mkdir(parents=True, exist_ok=True)
+            subprocess.run([BIN / "model_bench", "--make", models / name, *kind], check=True)
+    return models
 
 
-def run_peers(args, model, results, wanted):
-    lengths = "512,1024" if "P1" in wanted else "128"
-    for peer in ["transformers", "f32", "bf16"]:
-        command = [args.peers / "bin" / "python", peers_folder() / "bench_peers.py", model.parent,
-                   "--lengths", lengths, "--peers", peer, "--threads", str(args.threads)]
+def run_peers(args, models, results, wanted):
+    python = args.peers / "bin" / "python"
+    commands = []
+    if {"P1", "P2"} & set(wanted):
+        lengths = "512,1024" if "P1" in wanted else "128"
+        commands += [[python, peers_folder() / "bench_peers.py", models, "--lengths", lengths, "--peers", peer,
+                      "--threads", str(args.threads)] for peer in ("transformers", "f32", "bf16")]
+    if "P10" in wanted:
+        commands.append([python, ROOT / "tests" / "bench" / "peer_mamba2.py", models / "mamba2-130m", "512", "1024",
+                         "--threads", str(args.threads)])
+    for command in commands:
         try:
             keep_best(results, run_lines(command))
         except subprocess.CalledProcessError:
-            print(f"peer {peer} did not run; its bars say 'no peer'", file=sys.stderr)
+            print(f"a peer did not run; its bars say 'no peer': {' '.join(map(str, command[1:]))}", file=sys.stderr)
+
+
+def run_ours(args, models, results, wanted, first):
+    def bench(name, *rest):
+        keep_best(results, run_lines([BIN / "model_bench", models / name, "--threads", str(args.threads), *rest]))
+
+    works = list(dict.fromkeys(work for bar in wanted for work in WORKS[bar]))
+    works = [work for work in works if first or work not in ONCE]
+    if works:
+        bench("mamba-130m", *works)
+    for bar, name, label, works in OTHERS:
+        if bar in wanted and (models / name).exists():
+            bench(name, "--label", label, *works)
+
+
+def run_load(args, model):
+    """Throughput and latencies of one caller and of 64, in alternation: [(one, many), ...]"""
+    with tempfile.TemporaryDirectory() as folder:
+        ports = pathlib.Path(folder) / "ports"
+        server = subprocess.Popen([BIN / "mambascope-server", "--model", f"m={model}", "--grpc_address", "127.0.0.1:0",
+                                   "--http_address", "", "--port_file", ports, "--log_level", "error"])
+        try:
+            while not ports.exists():
+                if server.poll() is not None:
+                    sys.exit("the server did not start")
+                time.sleep(0.01)
+            port = re.search(r"grpc=(\d+)", ports.read_text(encoding="utf-8")).group(1)
+            pairs = []
+            for _ in range(args.rounds):
+                command = [BIN / "load_bench", f"127.0.0.1:{port}", "m"]
+                one = run_lines([*command, "--callers", "1", "--calls", "8"])[0]
+                many = run_lines([*command, "--callers", "64", "--calls", "256"])[0]
+                pairs.append((one, many))
+            return pairs
+        finally:
+            server.terminate()
+            server.wait()
 
 
 def start_to_serving(model):
@@ -103,24 +160,31 @@ class Table:
         self.rows.append([bar, what, f"{figure:.2f} {unit}", f"{'>=' if at_least else '<='} {limit} {unit}",
                           "met" if met else "NOT MET", note])
 
-    def against(self, bar, work, peer, factor):
-        ours, theirs = self.rate(work), self.rate(work, peer)
+    def against(self, bar, work, peer, factor, ours=None):
+        ours, theirs = self.rate(ours or work), self.rate(work, peer)
         note = f"{ours:.0f} tok/s" + (f" against {theirs:.0f}" if theirs else "")
         self.add(bar, f"{work} against {peer}", ours / theirs if theirs else None, factor, True, note=note)
 
-    def print(self):
+    def text(self):
         widths = [max(len(row[i]) for row in self.rows) for i in range(6)]
-        for row in self.rows:
-            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in self.rows)
 
 
-def fill(table, wanted, serving):
+def fill(table, wanted, serving, load):
     if "P1" in wanted:
         for length in (512, 1024):
             table.against("P1", f"prefill {length}", "llama.cpp f32", 2.5)
             table.against("P1", f"prefill {length}", "transformers", 6)
     if "P2" in wanted:
         table.against("P2", "decode", "llama.cpp f32", 1.1)
+        if table.rate("bf16 decode"):
+            table.against("P2", "decode", "llama.cpp bf16", 1.1, ours="bf16 decode")
+    if "P3" in wanted:
+        for label in ("", "bf16 "):
+            one, eight = table.rate(f"{label}decode"), table.rate(f"{label}joined 8")
+            if one and eight:
+                table.add("P3", f"{label}decode, 8 sequences joined against one", eight / one, 5, True,
+                          note=f"{eight:.0f} tok/s against {one:.0f}")
     if "P4" in wanted:
         gemm = table.rate("gemm")
         for length in (512, 1024):
@@ -137,6 +201,18 @@ def fill(table, wanted, serving):
                       note=f"{table.seconds(f'{method} 1024'):.3f} s")
         table.add("P5", "rollout row, L = 16384 against 1024",
                   table.seconds("attention_rollout 16384") / table.seconds("attention_rollout 1024"), 20, False)
+    if "P10" in wanted:
+        for length in (512, 1024):
+            table.against("P10", f"mamba2 prefill {length}", "transformers", 2)
+        table.add("P10", "mamba2 all maps, L = 1024: own prefills",
+                  table.seconds("mamba2 hidden_attention 1024") / table.seconds("mamba2 prefill 1024"), 0.5, False,
+                  note=f"{table.seconds('mamba2 hidden_attention 1024'):.3f} s")
+    if "P12" in wanted:
+        one, many = max(load, key=lambda pair: pair[1]["tokens_per_s"] / pair[0]["tokens_per_s"])
+        table.add("P12", "64 callers against one: throughput", many["tokens_per_s"] / one["tokens_per_s"], 4, True,
+                  note=f"{many['tokens_per_s']:.0f} tok/s against {one['tokens_per_s']:.0f}")
+        table.add("P12", "64 callers: p99 / p50", many["p99_s"] / many["p50_s"], 4, False,
+                  note=f"{many['p50_s']:.2f} s, {many['p99_s']:.2f} s")
     for name, limit, weights, (seconds, resident) in serving:
         table.add("P14", f"start to SERVING, {name}", seconds, limit, False, "s")
         table.add("P14", f"resident, {name}", resident / (1.15 * weights + (300 << 20)), 1, False,
@@ -158,6 +234,7 @@ def main():
     parser.add_argument("--peers", type=pathlib.Path)
     parser.add_argument("--only", default=",".join(WORKS))
     parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--results", type=pathlib.Path, help="write the table as Markdown")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
@@ -165,15 +242,14 @@ def main():
     if unknown := set(wanted) - WORKS.keys():
         parser.error(f"--only: {', '.join(sorted(unknown))}; there are {', '.join(WORKS)}")
 
-    model = make_model(args)
+    models = make_models(args, wanted)
+    model = models / "mamba-130m"
     results, serving = {}, []
-    works = list(dict.fromkeys(work for bar in wanted for work in WORKS[bar]))
     for round_number in range(args.rounds):
-        ours = [work for work in works if round_number == 0 or work not in ONCE]
-        if ours:
-            keep_best(results, run_lines([BIN / "model_bench", model, "--threads", str(args.threads), *ours]))
-        if args.peers and {"P1", "P2"} & set(wanted):
-            run_peers(args, model, results, wanted)
+        run_ours(args, models, results, wanted, round_number == 0)
+        if args.peers:
+            run_peers(args, models, results, wanted)
+    load = run_load(args, model) if "P12" in wanted else []
     if "P14" in wanted:
         for name, folder, limit in (("demo", DEMO, 1.5), ("130m", model, 3.0)):
             runs = [start_to_serving(folder) for _ in range(2 * args.rounds)]
@@ -182,9 +258,13 @@ def main():
             serving[-1] = (*serving[-1][:3], (serving[-1][3][0], int(serving[-1][3][1])))
 
     table = Table(results)
-    fill(table, wanted, serving)
-    print(machine())
-    table.print()
+    fill(table, wanted, serving, load)
+    text = f"{machine()}\n{table.text()}"
+    print(text)
+    if args.results:
+        args.results.write_text(f"# Results of the last full run\n\n{time.strftime('%Y-%m-%d')}, `bash tests/bench/run.sh "
+                                f"--peers DIR --results tests/bench/RESULTS.md`, best of {args.rounds} rounds.\n\n"
+                                f"```\n{text}\n```\n", encoding="utf-8")
     if args.json:
         args.json.write_text(json.dumps({"machine": machine(), "rows": table.rows,
                                          "measurements": list(results.values())}, indent=1), encoding="utf-8")
