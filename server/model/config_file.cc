@@ -18,12 +18,14 @@ absl::StatusOr<std::string> ReadConfigFile(const std::string& path, size_t most_
     return absl::InvalidArgumentError(absl::StrCat(path, ": is not a regular file"));
   }
   std::ifstream file(path, std::ios::binary);
-  std::string bytes(most_bytes + 1, '\0');
-  file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  std::string bytes;
+  char block[1 << 14];
+  while (bytes.size() <= most_bytes && file.read(block, sizeof block).gcount() > 0) {
+    bytes.append(block, static_cast<size_t>(file.gcount()));
+  }
   if (file.bad() || (file.fail() && !file.eof())) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": cannot be read"));
   }
-  bytes.resize(static_cast<size_t>(file.gcount()));
   if (bytes.size() > most_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": has more than ", most_bytes, " bytes"));
   }
