@@ -1,6 +1,7 @@
 #include "server/kernels/selective_scan.h"
 
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -128,6 +129,24 @@ TEST(SelectiveScan, EqualsTheRecurrenceForEveryNumberOfStates) {
   });
 }
 
+TEST(SelectiveScan, EqualsTheRecurrenceAcrossTilesAndBlocksOfChannels) {
+  OnEveryTarget([] {
+    // Tiles are 128 channels, blocks 768 for 16 states and 48 for 256, steps take 1024 at a time.
+    for (const auto& [d_inner, d_state] :
+         {std::pair<int64_t, int64_t>{130, 16}, {769, 16}, {1030, 2}, {1030, 1}, {100, 256}}) {
+      for (const int64_t tokens : {1, 10}) {
+        SCOPED_TRACE(testing::Message() << d_inner << " channels, " << tokens << " tokens");
+        const Problem p = RandomScan(tokens, d_inner, d_state, /*seed=*/11);
+        const Scanned scanned = Scan({p});
+        const reference::Scanned expected = Expected(p);
+        EXPECT_TRUE(Close(scanned.gated, expected.gated));
+        EXPECT_TRUE(Close(scanned.y, expected.y));
+        EXPECT_TRUE(Close(scanned.ssm_state[0], expected.ssm_state));
+      }
+    }
+  });
+}
+
 TEST(SelectiveScan, EqualsTheRecurrenceAroundRegisterAndChunkBorders) {
   OnEveryTarget([] {
     for (const int64_t d_inner : {1, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 64}) {
@@ -163,18 +182,25 @@ TEST(SelectiveScan, StateCarriedAcrossACutGivesTheUncutBits) {
 }
 
 TEST(SelectiveScan, StepsOfOneTokenGiveTheBitsOfThePrefill) {
-  const Problem prompt = RandomScan(/*tokens=*/20, /*d_inner=*/40, /*d_state=*/16, /*seed=*/2);
-  const Scanned whole = Scan({prompt});
-  std::vector<float> gated, state = prompt.ssm_state;
-  for (int64_t i = 0; i < prompt.tokens; ++i) {
-    Problem token = Tokens(prompt, i, i + 1);
-    token.ssm_state = state;
-    const Scanned step = Scan({token});
-    gated = Concat(gated, step.gated);
-    state = step.ssm_state[0];
-  }
-  EXPECT_TRUE(SameBits(gated, whole.gated));
-  EXPECT_TRUE(SameBits(state, whole.ssm_state[0]));
+  OnEveryTarget([] {
+    for (const int64_t d_state : {1, 7, 8, 16}) {
+      SCOPED_TRACE(d_state);
+      const Problem prompt = RandomScan(/*tokens=*/20, /*d_inner=*/1070, d_state, /*seed=*/2);
+      const Scanned whole = Scan({prompt});
+      std::vector<float> gated, y, state = prompt.ssm_state;
+      for (int64_t i = 0; i < prompt.tokens; ++i) {
+        Problem token = Tokens(prompt, i, i + 1);
+        token.ssm_state = state;
+        const Scanned step = Scan({token});
+        gated = Concat(gated, step.gated);
+        y = Concat(y, step.y);
+        state = step.ssm_state[0];
+      }
+      EXPECT_TRUE(SameBits(gated, whole.gated));
+      EXPECT_TRUE(SameBits(y, whole.y));
+      EXPECT_TRUE(SameBits(state, whole.ssm_state[0]));
+    }
+  });
 }
 
 TEST(SelectiveScan, APackedSequenceHasTheBitsItHasAlone) {
