@@ -140,6 +140,46 @@ TEST(MambaModel, APackedSequenceGivesTheBitsItGivesAlone) {
   }
 }
 
+// The contract: alone, first, last or in the middle of 32 others of mixed lengths, in prefill and
+// in decode.
+TEST(MambaModel, InABatchOf32ARequestGivesTheBitsItGivesAlone) {
+  ThreadPool pool(2);
+  constexpr int kBatch = 32, kSteps = 4;
+  for (const RandomModel& shape : Shapes()) {
+    if (shape.classes > 0) continue;  // its answer is one
+    SCOPED_TRACE(shape.family + ", d_inner " + std::to_string(shape.inner()));
+    const std::unique_ptr<const MambaModel> model = Random(shape);
+    const std::vector<int32_t> prompt = RandomTokens(*model, 21, 1);
+    const std::vector<int32_t> steps = RandomTokens(*model, kSteps, 2);
+    Workspace workspace;
+    Sequence alone(*model);
+    alone.Feed(prompt, pool, workspace);
+    for (const int32_t& token : steps) alone.Feed({&token, 1}, pool, workspace);
+    const std::vector<uint32_t> expected = alone.AllBits();
+
+    for (const int place : {0, 13, kBatch - 1}) {
+      SCOPED_TRACE(place);
+      std::vector<Sequence> batch;
+      std::vector<std::vector<int32_t>> prompts;
+      for (int s = 0; s < kBatch; ++s) {
+        batch.emplace_back(*model);
+        prompts.push_back(s == place ? prompt : RandomTokens(*model, 1 + s * 7 % 40, 100 + s));
+      }
+      const auto pass = [&](const auto& tokens_of) {
+        std::vector<Piece> pieces;
+        for (int s = 0; s < kBatch; ++s) pieces.push_back(batch[s].Next(tokens_of(s)));
+        ASSERT_TRUE(model->Forward(pool, workspace, pieces, Never).ok());
+        for (Sequence& sequence : batch) sequence.Take();
+      };
+      pass([&](int s) { return std::span<const int32_t>(prompts[s]); });
+      for (const int32_t& token : steps) {
+        pass([&](int) { return std::span<const int32_t>(&token, 1); });
+      }
+      EXPECT_TRUE(batch[place].AllBits() == expected);
+    }
+  }
+}
+
 TEST(MambaModel, OneThreadGivesTheBitsOfMany) {
   for (const RandomModel& shape : Shapes()) {
     const std::unique_ptr<const MambaModel> model = Random(shape);
