@@ -117,10 +117,8 @@ class Explainer : public Explaining {
     if (step + 1 < steps) return absl::OkStatus();
 
     if (all_rows() || setup_.kind == Setup::Kind::kMapRow) {
-      const bool absolute = setup_.reduction.how == v1::REDUCTION_ABS_MEAN;
-      reconstruction_.CheckMaps(
-          layer, absolute ? Reconstruction::Maps::kChannel : Reconstruction::Maps::kMean,
-          setup_.attention, map_.data());
+      reconstruction_.CheckMaps(layer, Reconstruction::MapsOf(setup_.attention), setup_.attention,
+                                map_.data());
     } else {
       reconstruction_.CheckRow(layer, setup_.target, setup_.attention);
     }

@@ -272,13 +272,10 @@ class Explainer : public Explaining {
       reconstruction_.CheckRow(layer_, setup_.target, attention_);
       return;
     }
-    const bool by_channel =
-        setup_.kind == Setup::Kind::kChannels || setup_.reduction.how == v1::REDUCTION_ABS_MEAN;
-    const auto maps = setup_.part == v1::PART_STATE ? Reconstruction::Maps::kStates
-                      : setup_.part == v1::PART_H   ? Reconstruction::Maps::kDecays
-                      : attention_.headed()         ? Reconstruction::Maps::kHeaded
-                      : by_channel                  ? Reconstruction::Maps::kChannel
-                                                    : Reconstruction::Maps::kMean;
+    const auto maps = setup_.part == v1::PART_STATE           ? Reconstruction::Maps::kStates
+                      : setup_.part == v1::PART_H             ? Reconstruction::Maps::kDecays
+                      : setup_.kind == Setup::Kind::kChannels ? Reconstruction::Maps::kChannel
+                                                              : Reconstruction::MapsOf(attention_);
     reconstruction_.CheckMaps(layer_, maps, attention_, values_.data());
   }
 

@@ -80,8 +80,9 @@ int64_t LayerAttention::memory_bytes() const {
   int64_t floats = scanned_ * maps_ + 3 * maps_ + d_state_ * maps_;
   if (std::min(piece, pieces_.size) < maps_) floats += piece * (scanned_ + d_state_);
   int64_t scratch = rank_.count() > 0 ? MapScratch(scanned_, d_state_) : 0;
+  if (headed_) scratch = prefix_ * maps_ + kThreads * 64 * (maps_ + 128);
   if (want_ == Want::kMap) {
-    scratch = std::max(scratch, MapScratch(prefix_, d_state_));
+    if (!headed_) scratch = std::max(scratch, MapScratch(prefix_, d_state_));
     if (pieces_.count() > 1) floats += prefix_ * prefix_;
   } else {
     // Rows of a piece, or the kernels' sums over channel groups; a last incomplete group; states.
@@ -163,11 +164,10 @@ void LayerAttention::Rank(int64_t piece) {
 }
 
 void LayerAttention::AddMap(int64_t piece, float* map) {
-  const bool absolute = reduction_.how == v1::REDUCTION_ABS_MEAN;
   if (headed_) {
     const kernels::SsdMapInputs heads{prefix_, maps_,   groups_, d_state_,       scan_.delta,
                                       scan_.A, scan_.B, scan_.C, scan_.bc_stride};
-    (absolute ? kernels::SsdAbsMeanMap : kernels::SsdMeanMap)(*pool_, heads, map);
+    (absolute() ? kernels::SsdAbsMeanMap : kernels::SsdMeanMap)(*pool_, heads, map);
     return;
   }
   const auto members = Members(piece);
@@ -176,7 +176,7 @@ void LayerAttention::AddMap(int64_t piece, float* map) {
   const bool alone = pieces_.count() == 1;
   if (!alone) part_.Reserve(size);
   float* const part = alone ? map : part_.data();
-  (absolute ? kernels::AbsMeanMap : kernels::MeanMap)(*pool_, scan, part);
+  (absolute() ? kernels::AbsMeanMap : kernels::MeanMap)(*pool_, scan, part);
   if (alone) return;
   const auto weight = static_cast<float>(Weight(members));
   pool_->Split(size, 1024, [&](int64_t begin, int64_t end) {

@@ -91,6 +91,7 @@ class LayerAttention {
   int64_t group_of(int32_t channel) const { return channel / (maps_ / groups_); }
   // Whether AddMap uses Mamba-2's own form of the map (kernels/ssd_map.h).
   bool headed() const { return headed_; }
+  bool absolute() const { return reduction_.how == v1::REDUCTION_ABS_MEAN; }
 
  private:
   kernels::ScanParameters Select(const kernels::ScanParameters& scan,

@@ -46,6 +46,10 @@ Reconstruction::Reconstruction(const Subject& subject)
       d_inner_(subject.model->config().d_inner),
       checked_(static_cast<int64_t>(subject.trace->checked_channels.size())) {}
 
+Reconstruction::Maps Reconstruction::MapsOf(const LayerAttention& attention) {
+  return attention.headed() ? Maps::kHeaded : attention.absolute() ? Maps::kChannel : Maps::kMean;
+}
+
 int64_t Reconstruction::MemoryBytes(const model::ModelConfig& config, int64_t prefix) {
   const int64_t channels = RowChannels(config.d_inner);
   constexpr int64_t kThreads = 16, kVectors = 4;

@@ -24,6 +24,9 @@ class Reconstruction {
     kDecays,   // DecayMaps between Q and K, summed
   };
 
+  // What AddMap's maps are made by.
+  static Maps MapsOf(const LayerAttention& attention);
+
   explicit Reconstruction(const Subject& subject);
 
   // All rows of the layer that `attention` is open at. `scratch` [prefix, prefix].

@@ -83,7 +83,7 @@ std::vector<v1::Explanation> Explanations() {
        {v1::REDUCTION_MEAN, v1::REDUCTION_ABS_MEAN, v1::REDUCTION_TOP_K, v1::REDUCTION_CHANNELS}) {
     const auto add_channels = [&](auto* options) {
       options->set_reduction(how);
-      for (int c = 0; how == v1::REDUCTION_CHANNELS && c < 20; ++c) options->add_channels(5 * c);
+      for (int c = 0; how == v1::REDUCTION_CHANNELS && c < 20; ++c) options->add_channels(4 * c);
     };
     for (const auto rows : {v1::ROWS_ALL, v1::ROWS_TARGET}) {
       auto* hidden = all.emplace_back().mutable_hidden_attention();
@@ -104,17 +104,12 @@ std::vector<v1::Explanation> Explanations() {
   for (const auto part : {v1::PART_STATE, v1::PART_H, v1::PART_Q, v1::PART_K}) {
     auto* hidden = all.emplace_back().mutable_hidden_attention();
     hidden->set_part(part);
-    for (int c = 0; c < 20; ++c) hidden->add_channels(5 * c);
+    for (int c = 0; c < 20; ++c) hidden->add_channels(4 * c);
   }
   return all;
 }
 
-TEST(Memory, PlansBoundWhatIsAllocated) {
-  testing::RandomModel random;
-  random.d_model = 64;
-  random.d_inner = 384;
-  random.d_state = 16;
-  random.layers = 2;
+void ExpectPlansBound(const testing::RandomModel& random) {
   const auto model = testing::LoadRandomModel(random);
   for (const int tokens : {1, 400}) {
     testing::Traced traced(*model, testing::RandomTokens(*model, tokens, 1));
@@ -135,6 +130,28 @@ TEST(Memory, PlansBoundWhatIsAllocated) {
       }
     }
   }
+}
+
+TEST(Memory, PlansBoundWhatIsAllocated) {
+  testing::RandomModel random;
+  random.d_model = 64;
+  random.d_inner = 384;
+  random.d_state = 16;
+  random.layers = 2;
+  ExpectPlansBound(random);
+}
+
+TEST(Memory, PlansBoundWhatHeadsAllocate) {
+  testing::RandomModel random;
+  random.family = "mamba2";
+  random.heads = 96;
+  random.head_dim = 4;
+  random.d_model = 64;
+  random.d_inner = 384;
+  random.d_state = 16;
+  random.layers = 2;
+  random.groups = 3;
+  ExpectPlansBound(random);
 }
 
 }  // namespace
