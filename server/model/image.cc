@@ -461,9 +461,11 @@ class Jpeg final : public Source {
     if (level < 0 && !harmless) OnError(jpeg);
   }
   static void OnProgress(j_common_ptr jpeg) {
-    if (reinterpret_cast<j_decompress_ptr>(jpeg)->input_scan_number <= kMaxJpegScans) return;
     Jpeg& self = *static_cast<Jpeg*>(jpeg->client_data);
-    std::snprintf(self.message_, sizeof self.message_, "it has more than %d scans", kMaxJpegScans);
+    const int most = static_cast<int>(
+        std::min<int64_t>(kMaxJpegScans, kMaxJpegScanPixels / (self.width * self.height)));
+    if (self.jpeg_.input_scan_number <= most) return;
+    std::snprintf(self.message_, sizeof self.message_, "it has more than %d scans", most);
     std::longjmp(self.jump_, 1);
   }
 

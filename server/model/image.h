@@ -40,8 +40,9 @@ absl::StatusOr<ImagePreprocessing> ReadImagePreprocessing(absl::string_view json
 // Limits of a picture, told by its header before anything is decoded.
 inline constexpr int64_t kMaxImageSide = 16384;
 inline constexpr int64_t kMaxImagePixels = 1 << 25;
-inline constexpr int kMaxJpegScans =
-    100;  // of a progressive JPEG: each costs a pass over all of it
+// Each scan of a progressive JPEG costs a pass over all of it; encoders write some ten.
+inline constexpr int kMaxJpegScans = 100;
+inline constexpr int64_t kMaxJpegScanPixels = 1 << 30;  // scans times pixels
 
 // [3, image_size, image_size], normalised, of a PNG or JPEG (told by its first bytes). The pixels
 // are those of PIL's open(...).convert("RGB").resize(...), bit for bit: alpha is dropped, palettes,
