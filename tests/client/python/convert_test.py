@@ -1,5 +1,6 @@
 """python -m mambascope.convert on synthetic checkpoints. Needs torch and safetensors; what compares
-logits also needs transformers. tests/end_to_end/convert.sh runs it, or:
+logits also needs transformers, and MAMBASCOPE_CLI may name the command line, which then must predict
+the same. tests/end_to_end/convert.sh runs it, or:
 
     PYTHONPATH=client/python python3 -m unittest tests/client/python/convert_test.py
 """
@@ -7,7 +8,9 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import pathlib
+import subprocess
 import tempfile
 import unittest
 
@@ -80,6 +83,7 @@ def original_names(model):
             for name, tensor in model.state_dict().items()}
 
 
+UNSERVED = ("mamba2",)  # may be refused by the server by name
 MAMBA1 = dict(d_model=24, n_layer=2, vocab_size=61, ssm_cfg={}, rms_norm=True,
               residual_in_fp32=True, fused_add_norm=True, pad_vocab_size_multiple=8)
 MAMBA2 = dict(d_model=16, d_intermediate=0, n_layer=2, vocab_size=61,
@@ -99,6 +103,25 @@ class AgainstTransformers(Folder):
             self.assertTrue(torch.equal(converted(tokens).logits, model(tokens).logits))
         self.assertEqual({name for name, _ in converted.named_parameters()},
                          {name for name, _ in model.named_parameters()})
+        self.assert_served(model)
+
+    def assert_served(self, model):
+        """The command line, which embeds the server, must predict the same."""
+        command = os.environ.get("MAMBASCOPE_CLI")
+        if not command:
+            return
+        tensors = self.folder / "logits.safetensors"
+        run = subprocess.run([command, "predict", "--model", str(self.out), "--tokens", "1,5,60,0",
+                              "--logits", "--output", str(tensors), "--json"],
+                             capture_output=True, text=True, timeout=120)
+        if model.config.model_type in UNSERVED and "is not supported" in run.stdout + run.stderr:
+            self.skipTest(f"{model.config.model_type} is converted rightly, but not served yet")
+        self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+        with torch.no_grad():
+            expected = model(torch.tensor([[1, 5, 60, 0]])).logits[0, -1]
+        # fp32 sums in another order
+        torch.testing.assert_close(load_file(tensors)["logits"].flatten(), expected, rtol=1e-4,
+                                   atol=1e-4)
 
     def mamba1(self, **options):
         return randomised(transformers.MambaForCausalLM(transformers.MambaConfig(
