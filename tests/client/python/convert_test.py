@@ -308,7 +308,8 @@ class VisionMamba(Folder):
 
     def test_sizes_are_read_off_the_tensors(self):
         tensors = vim_tensors()
-        report = self.convert(source=self.save({"model": tensors, "epoch": 3, "optimizer": {}}))
+        report = self.convert("--img-size", 16,
+                              source=self.save({"model": tensors, "epoch": 3, "optimizer": {}}))
         stored = load_file(self.out / "model.safetensors")
         self.assertEqual(set(stored), set(tensors))
         self.assertTrue(all(torch.equal(stored[name], tensors[name]) for name in tensors))
@@ -331,6 +332,10 @@ class VisionMamba(Folder):
         config = self.config()
         self.assertEqual((config["img_size"], config["stride"]), (16, 2))
         self.assertTrue(config["use_middle_cls_token"] and config["if_divide_out"])
+
+    def test_the_published_size_needs_no_option(self):
+        self.convert(source=self.save(vim_tensors(patches=56 * 56)))
+        self.assertEqual((self.config()["img_size"], self.config()["stride"]), (224, 4))
 
     def test_options_win(self):
         path = self.save(vim_tensors(patches=9))
@@ -356,7 +361,9 @@ class VisionMamba(Folder):
         ]
         for loaded, message in cases:
             with self.subTest(message):
-                self.assertIn(message, self.refusal(source=self.save(loaded)))
+                self.assertIn(message, self.refusal("--img-size", 16, source=self.save(loaded)))
+        self.assertIn("are no image of 224 as published: give --img-size",
+                      self.refusal(source=self.save(vim_tensors())))
         self.assertIn("give --img-size and --stride",
                       self.refusal("--img-size", 40, "--stride", 4,
                                    source=self.save(vim_tensors())))

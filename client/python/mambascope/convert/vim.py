@@ -2,13 +2,15 @@
 
 The tensors keep their names. Sizes are read off the tensors; what tensors do not tell (the size of
 the image, the class token's place, whether the directions' sum is halved) comes from the caller,
-else from the training arguments in the file, else is as in the published models.
+else from the training arguments in the file, else is as in the published models. Patches may overlap (stride 8 of 16), so that the same
+pos_embed fits images of different sizes: a size that is neither told nor the published one is asked.
 """
 import math
 
 from .checkpoint import Converted, Refused, Report, check_tensors, count_layers, shape_of
 
 DIRECTIONS = ("", "_b")
+PUBLISHED_SIZE = 224  # pixels a side, of every published model
 
 
 def state_dict_of(loaded):
@@ -49,6 +51,9 @@ def image_geometry(patch, patches, image_size, stride):
                       "served")
     if stride is None and image_size is not None and side > 1:
         stride = (image_size - patch) // (side - 1)
+    if stride is None and image_size is None and (side - 1) * patch + patch != PUBLISHED_SIZE:
+        raise Refused(f"pos_embed has {side} x {side} patches of {patch} pixels, which with nothing "
+                      f"between them are no image of {PUBLISHED_SIZE} as published: give --img-size")
     stride = stride or patch
     size = image_size or (side - 1) * stride + patch
     if (size - patch) // stride + 1 != side:
@@ -103,6 +108,7 @@ def convert(loaded, image_size=None, stride=None, middle_class_token=None, divid
         raise Refused(f"inner width {inner} is not a multiple of embed_dim {width}")
     tokens = shape_of(tensors, "pos_embed", 3)[1]
     size, stride = image_geometry(patch, tokens - 1, image_size, stride)
+    report.notes.append(f"img_size {size}, stride {stride}")
     config = {
         "model_type": "vim", "architectures": ["VisionMamba"],
         "img_size": size, "patch_size": patch, "stride": stride, "channels": channels,
