@@ -11,13 +11,14 @@ namespace mambascope::kernels {
 // one after the other. A block is `length` long, except that the last may be up to `longest`.
 struct BlockLengths {
   int64_t length = 0, longest = 0;
+
+  // The length of the block that begins at k, of K in all.
+  int64_t At(int64_t k, int64_t K) const { return K - k <= longest ? K - k : length; }
 };
 
-// A library GEMM packs the weights anew for each call; few rows do not pay that back. GFLOP/s of
-// BLIS and of ours, 3072 x 768 weights out of cache: 1 row 1.7 and 5.3, 8 rows 11 and 34, 16 rows
-// 18 and 54, 32 rows 38 and 64, 64 rows 55 and 64, 80 rows 64 and 66, 96 rows 74 and 67 (medians of
-// 15 alternating rounds, one thread's CPU time, Sapphire Rapids VM under a load of 11).
-inline constexpr int64_t kFewRows = 64;
+// The most rows of x that our kernel takes. A library GEMM packs the weights anew for each call,
+// and bf16 has to be widened first; few rows do not pay that back.
+constexpr int64_t FewRowsLimit(ElementType type) { return type == ElementType::kF32 ? 112 : 192; }
 
 // The fewest weight rows the own kernel takes: the lanes of the widest register.
 inline constexpr int64_t kFewestColumns = 16;

@@ -72,7 +72,7 @@ constexpr int64_t kLengths[] = {1,   3,   4,   5,   48,  255, 256, 257,
 
 TEST(Linear, EqualsTheSum) {
   ThreadPool pool(2);
-  for (const int64_t M : {1, 2, 5, 16, 17, 64, 65}) {
+  for (const int64_t M : {1, 2, 5, 16, 17, 112, 113}) {
     for (const int64_t N : {1, 15, 16, 17, 33, 100}) {
       for (const int64_t K : {1, 3, 48, 300, 777}) {
         SCOPED_TRACE(testing::Message() << M << " x " << N << " x " << K);
@@ -120,7 +120,7 @@ TEST(Linear, ARowHasTheBitsItHasAmongAnyOthers) {
 
 TEST(Linear, TheThreadCountChangesNoBit) {
   ThreadPool one(1);
-  for (const int64_t M : {1, 7, 17, 64, 65, 200}) {
+  for (const int64_t M : {1, 7, 17, 64, 112, 113, 200}) {
     for (const int64_t N : {16, 40, 250}) {
       const Layer layer = RandomLayer(M, N, /*K=*/400);
       const std::vector<float> expected = Output(one, layer);
@@ -139,10 +139,10 @@ TEST(Linear, Bf16WeightsGiveTheBitsOfTheSameWeightsInFp32) {
     for (const int64_t N : {1, 15, 16, 33, 75, 250}) {
       for (const int64_t pad : {0, 5}) {
         const Bf16Weights w(N, K, K + pad);
-        const std::vector<float> x = Random(130 * K, 1), bias = Random(N, 3);
-        std::vector<float> expected(130 * N);
-        Linear(one, View(x, 130, K), w.Wide(), bias.data(), {expected.data(), 130, N, N});
-        for (const int64_t M : {1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 65, 100, 130}) {
+        const std::vector<float> x = Random(200 * K, 1), bias = Random(N, 3);
+        std::vector<float> expected(200 * N);
+        Linear(one, View(x, 200, K), w.Wide(), bias.data(), {expected.data(), 200, N, N});
+        for (const int64_t M : {1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 113, 130, 192, 193}) {
           for (ThreadPool* pool : {&one, &two}) {
             std::vector<float> y(M * N, std::nanf(""));
             Linear(*pool, View(x, M, K), w.Narrow(), bias.data(), {y.data(), M, N, N});
@@ -157,7 +157,7 @@ TEST(Linear, Bf16WeightsGiveTheBitsOfTheSameWeightsInFp32) {
 
 TEST(Linear, Bf16WeightsOfManyRangesGiveTheBitsOfTheSameWeightsInFp32) {
   ThreadPool pool(2);
-  const int64_t M = 130, N = 1000, K = 2500;  // more than is widened at once
+  const int64_t M = 200, N = 1000, K = 2500;  // more than is widened at once
   const Bf16Weights w(N, K, K);
   const std::vector<float> x = Random(M * K, 1);
   std::vector<float> expected(M * N), y(M * N, std::nanf(""));
@@ -185,12 +185,12 @@ TEST(Linear, OfNoRowsWritesNothing) {
 void ExpectFewRowsToHaveTheBitsOfBlis() {
   for (const int64_t K : kLengths) {
     for (const int64_t N : {16, 17, 31, 33, 75}) {
-      const int64_t M = kFewRows + 1;
+      const int64_t M = FewRowsLimit(ElementType::kBF16) + 1;
       const std::vector<float> x = Random(M * K, 1);
       const Bf16Weights w(N, K, K);
       std::vector<float> expected(M * N);
       BlisLinear(View(x, M, K), w.Wide(), {expected.data(), M, N, N});
-      for (int64_t rows = 1; rows <= kFewRows; rows += rows < 20 ? 1 : 11) {
+      for (int64_t rows = 1; rows < M; rows += rows < 20 ? 1 : 19) {
         for (const WeightMatrix& weights : {WeightMatrix(w.Wide()), w.Narrow()}) {
           std::vector<float> actual(rows * N, std::nanf(""));
           const int64_t middle = N / 2 / kFewestColumns * kFewestColumns;  // as if on two threads
