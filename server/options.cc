@@ -3,6 +3,8 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "server/version.h"
 
 namespace mambascope {
@@ -17,6 +19,20 @@ CLI::Validator Between(double low, double high) {
         const bool inside = CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
         return inside ? std::string()
                       : text + " is outside " + std::to_string(low) + " to " + std::to_string(high);
+      },
+      "");
+}
+
+// gRPC would listen on some other port.
+CLI::Validator ValidPort() {
+  return CLI::Validator(
+      [](std::string& address) -> std::string {
+        const size_t colon = address.rfind(':');
+        int64_t port = 0;
+        if (colon == std::string::npos || address.rfind("unix:", 0) == 0) return "";
+        if (!absl::SimpleAtoi(address.substr(colon + 1), &port)) return "";
+        if (port >= 0 && port <= 65535) return "";
+        return absl::StrCat("port ", port, " is outside 0 to 65535");
       },
       "");
 }
@@ -36,9 +52,11 @@ Options ParseOptions(int argc, char** argv, int* exit_code) {
       ->type_name("NAME=DIR");
   app.add_option("--model_repository", options.model_repository,
                  "Folder of <model>/<version>/ folders");
-  app.add_option("--grpc_address", options.grpc_address, "HOST:PORT; port 0 takes a free one");
+  app.add_option("--grpc_address", options.grpc_address, "HOST:PORT; port 0 takes a free one")
+      ->check(ValidPort());
   app.add_option("--http_address", options.http_address,
-                 "HOST:PORT of metrics and probes; empty for none");
+                 "HOST:PORT of metrics and probes; empty for none")
+      ->check(ValidPort());
   app.add_option("--port_file", options.port_file,
                  "Written with grpc=PORT and http=PORT once both listen");
   app.add_option("--threads", options.threads,

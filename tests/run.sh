@@ -54,8 +54,8 @@ if ! $fast; then
 
   say "thread sanitizer"
   # Debian's gRPC is not instrumented, so what runs under it stays with the other builds.
-  build tsan base_test kernels_test serving_test
-  for name in base_test kernels_test serving_test; do
+  build tsan base_test kernels_test model_test serving_test
+  for name in base_test kernels_test model_test serving_test; do
     TSAN_OPTIONS="suppressions=$PWD/tests/support/tsan.supp" check_gtest "tsan: $name" "build-tsan/bin/tests/$name"
   done
 fi

@@ -215,15 +215,22 @@ int Main(int argc, char** argv) {
     request.set_model(backend.models.front());
     return Predict(backend.channel, request, predict, output);
   }
-  if (app.got_subcommand("tokenize")) {
-    tokenize.model = backend.models.front();
-    return Tokenize(backend.channel, tokenize, output);
+  const ExitCode code = [&] {
+    if (app.got_subcommand("tokenize")) {
+      tokenize.model = backend.models.front();
+      return Tokenize(backend.channel, tokenize, output);
+    }
+    if (app.got_subcommand("models")) {
+      models.models = backend.models;
+      return Models(backend.channel, models, output);
+    }
+    return Health(backend.channel, health, output);
+  }();
+  if (code == kDone && !output.out.flush()) {
+    PrintError("the output could not be written", output.err_screen, output.err);
+    return kFailedHere;
   }
-  if (app.got_subcommand("models")) {
-    models.models = backend.models;
-    return Models(backend.channel, models, output);
-  }
-  return Health(backend.channel, health, output);
+  return code;
 }
 
 }  // namespace

@@ -50,3 +50,9 @@ expect_exit 4 "$cli" predict --server 127.0.0.1:1 --model x --text x
 expect_exit 0 "$cli" predict --model deploy/models/atlas-mamba/1 --text "$text"
 expect "Paris" "$work/out"
 expect_exit 2 "$cli" predict --model "$work" --text x
+
+# What could not be written is no success.
+"$cli" models --server "127.0.0.1:$grpc" >/dev/full 2>"$work/out" && fail "a full disk is a success"
+expect "could not be written" "$work/out"
+expect_exit 2 "$bin/mambascope-server" --model atlas-mamba=deploy/models/atlas-mamba/1 --grpc_address 127.0.0.1:99999
+expect "port 99999 is outside 0 to 65535" "$work/out"
