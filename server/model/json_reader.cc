@@ -20,8 +20,11 @@ std::string QuoteNonFinite(absl::string_view text) {
   bool in_string = false;
   for (size_t i = 0; i < text.size();) {
     if (in_string) {
-      if (text[i] == '\\' && i + 1 < text.size()) quoted += text[i++];
-      in_string = text[i] != '"';
+      if (text[i] == '\\' && i + 1 < text.size()) {  // what it escapes ends no string
+        quoted += text[i++];
+      } else {
+        in_string = text[i] != '"';
+      }
       quoted += text[i++];
       continue;
     }

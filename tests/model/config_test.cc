@@ -201,6 +201,11 @@ TEST(Config, TheLimitOfDeltaMayBeInfinite) {
     EXPECT_EQ(config->delta_min, 0.5f);
     EXPECT_TRUE(std::isinf(config->delta_max));
   }
+  // Text is text, with escaped quotes and backslashes too.
+  std::string text = json.dump();
+  text.replace(text.find("\"LIMIT\""), 7, "Infinity");
+  text.insert(1, R"("a": "say \"NaN\", \\", "b": "Infinity", )");
+  EXPECT_TRUE(ParseConfig(text).ok()) << ParseConfig(text).status() << text;
   for (const std::string wrong : {"[1, 0.5]", "[-1, 1]", "[0]", "3", "[0, \"x\"]",
                                   "[Infinity, Infinity]", "[0, NaN]", "[0, -Infinity]"}) {
     std::string text = json.dump();
