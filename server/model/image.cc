@@ -22,9 +22,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "server/base/status.h"
 #include "server/model/image_resample.h"
+#include "server/model/json_reader.h"
 
 namespace mambascope::model {
 namespace {
@@ -34,7 +34,6 @@ using Json = nlohmann::json;
 constexpr int64_t kChannels = 3;
 constexpr int32_t kMaxImageSize = 4096;
 constexpr double kEvaluationCrop = 0.875;  // Vim's eval_crop_ratio
-constexpr int kMaxDepth = 8;
 // Room of the libraries beside what is counted: tables, a row or a stripe of them, zlib's window.
 constexpr int64_t kLibraryBytes = 8 << 20;
 
@@ -43,45 +42,6 @@ absl::Status Fault(const auto&... parts) {
 }
 
 // ------------------------------------------------------------------ preprocessor_config.json
-
-// Reads keys and collects every fault; null counts as absent, as Hugging Face writes it.
-class Reader {
- public:
-  explicit Reader(const Json& object) : object_(object) {}
-
-  const Json* Find(const char* key) const {
-    const auto found = object_.find(key);
-    return found == object_.end() || found->is_null() ? nullptr : &*found;
-  }
-  void Flag(const char* key, bool& value) {
-    const Json* found = Find(key);
-    if (found == nullptr) return;
-    if (found->is_boolean()) {
-      value = found->get<bool>();
-    } else {
-      Fault(key, *found, "is not true or false");
-    }
-  }
-  bool Flag(const char* key) {
-    bool value = false;
-    Flag(key, value);
-    return value;
-  }
-  void Fault(const char* key, const Json& value, absl::string_view what) {
-    constexpr size_t kLongest = 60;
-    std::string shown = value.dump(-1, ' ', /*ensure_ascii=*/true);
-    if (shown.size() > kLongest) shown = shown.substr(0, kLongest) + "...";
-    faults_.push_back(absl::StrCat(key, ": ", shown, " ", what));
-  }
-  absl::Status status() const {
-    if (faults_.empty()) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrJoin(faults_, "; "));
-  }
-
- private:
-  const Json& object_;
-  std::vector<std::string> faults_;
-};
 
 std::optional<int32_t> AsSize(const Json& value) {
   if (!value.is_number_unsigned()) return std::nullopt;
@@ -102,7 +62,7 @@ std::optional<std::array<int32_t, 2>> AsHeightAndWidth(const Json& value) {
   return {{*height, *width}};
 }
 
-void ReadSize(Reader& reader, ImagePreprocessing& how) {
+void ReadSize(JsonReader& reader, ImagePreprocessing& how) {
   const Json* size = reader.Find("size");
   if (size == nullptr) return;
   if (const auto exact = AsHeightAndWidth(*size)) {
@@ -117,29 +77,29 @@ void ReadSize(Reader& reader, ImagePreprocessing& how) {
   if (edge.has_value()) {
     how.shortest_edge = *edge;
   } else {
-    reader.Fault("size", *size,
-                 absl::StrCat("is neither a number, {height, width} nor {shortest_edge} in [1, ",
+    reader.Fault("size",
+                 absl::StrCat(Shown(*size),
+                              " is neither a number, {height, width} nor {shortest_edge} in [1, ",
                               kMaxImageSize, "]"));
   }
 }
 
 // The picture must come out with image_size pixels a side, whatever went in.
-void CheckResult(Reader& reader, const ImagePreprocessing& how) {
+void CheckResult(JsonReader& reader, const ImagePreprocessing& how) {
   const Json* size = reader.Find("size");
   if (!how.resize || size == nullptr) return;
   const int32_t least = how.shortest_edge > 0 ? how.shortest_edge : std::min(how.height, how.width);
   const bool exact = how.height == how.image_size && how.width == how.image_size;
   if (how.center_crop && least < how.image_size) {
-    reader.Fault("size", *size,
-                 absl::StrCat("is less than the model's image_size ", how.image_size));
+    reader.Fault("size", absl::StrCat(Shown(*size), " is less than the model's image_size ",
+                                      how.image_size));
   } else if (!how.center_crop && how.shortest_edge == 0 && !exact) {
-    reader.Fault("size", *size,
-                 absl::StrCat("is not the model's image_size ", how.image_size,
-                              ", and do_center_crop is false"));
+    reader.Fault("size", absl::StrCat(Shown(*size), " is not the model's image_size ",
+                                      how.image_size, ", and do_center_crop is false"));
   }
 }
 
-void ReadColours(Reader& reader, const char* key, double above, std::array<double, 3>& values) {
+void ReadColours(JsonReader& reader, const char* key, double above, std::array<double, 3>& values) {
   const Json* found = reader.Find(key);
   if (found == nullptr) return;
   bool sound = found->is_array() && found->size() == kChannels;
@@ -148,9 +108,9 @@ void ReadColours(Reader& reader, const char* key, double above, std::array<doubl
     if (sound) values[c] = (*found)[c].get<double>();
     sound = sound && values[c] > above && std::abs(values[c]) <= 1e6;
   }
-  if (!sound) {
-    reader.Fault(key, *found, above == 0 ? "is not three numbers above 0" : "is not three numbers");
-  }
+  if (sound) return;
+  reader.Fault(key,
+               absl::StrCat(Shown(*found), " is not three numbers", above == 0 ? " above 0" : ""));
 }
 
 }  // namespace
@@ -166,48 +126,38 @@ absl::StatusOr<ImagePreprocessing> ReadImagePreprocessing(absl::string_view json
   how.shortest_edge = static_cast<int32_t>(image_size / kEvaluationCrop);
   if (json_or_empty.empty()) return how;
 
-  bool too_deep = false;
-  const Json::parser_callback_t bound = [&](int depth, Json::parse_event_t, Json&) {
-    too_deep |= depth > kMaxDepth;
-    return !too_deep;
-  };
-  const Json object =
-      Json::parse(json_or_empty.begin(), json_or_empty.end(), bound, /*allow_exceptions=*/false);
-  if (too_deep) {
-    return absl::InvalidArgumentError(absl::StrCat("nested more than ", kMaxDepth, " levels deep"));
-  }
-  if (!object.is_object()) return absl::InvalidArgumentError("not a JSON object");
-
-  Reader reader(object);
-  reader.Flag("do_resize", how.resize);
-  reader.Flag("do_center_crop", how.center_crop);
+  ASSIGN_OR_RETURN(const Json object, ParseJsonObject(json_or_empty));
+  JsonReader reader(object);
+  how.resize = reader.Flag("do_resize", true);
+  how.center_crop = reader.Flag("do_center_crop", true);
   ReadSize(reader, how);
   if (const Json* resample = reader.Find("resample")) {
     if (*resample == 2 || *resample == 3) {
       how.resample = *resample == 2 ? ImagePreprocessing::Resample::kBilinear
                                     : ImagePreprocessing::Resample::kBicubic;
     } else {
-      reader.Fault("resample", *resample, "is neither 2 (bilinear) nor 3 (bicubic)");
+      reader.Fault("resample",
+                   absl::StrCat(Shown(*resample), " is neither 2 (bilinear) nor 3 (bicubic)"));
     }
   }
   const Json* crop = reader.Find("crop_size");
   if (crop != nullptr && how.center_crop) {
     const auto sizes = AsHeightAndWidth(*crop);
     if (!sizes.has_value() || (*sizes)[0] != image_size || (*sizes)[1] != image_size) {
-      reader.Fault("crop_size", *crop, absl::StrCat("is not the model's image_size ", image_size));
+      reader.Fault("crop_size",
+                   absl::StrCat(Shown(*crop), " is not the model's image_size ", image_size));
     }
   }
   CheckResult(reader, how);
 
-  bool rescale = true, normalize = true;
-  reader.Flag("do_rescale", rescale);
-  reader.Flag("do_normalize", normalize);
+  const bool rescale = reader.Flag("do_rescale", true);
+  const bool normalize = reader.Flag("do_normalize", true);
   if (const Json* factor = reader.Find("rescale_factor")) {
     const double value = factor->is_number() ? factor->get<double>() : 0;
     if (value > 0 && value <= 1e6) {
       how.factor = value;
     } else {
-      reader.Fault("rescale_factor", *factor, "is not a number above 0");
+      reader.Fault("rescale_factor", absl::StrCat(Shown(*factor), " is not a number above 0"));
     }
   }
   ReadColours(reader, "image_mean", -1e6, how.mean);
@@ -219,10 +169,12 @@ absl::StatusOr<ImagePreprocessing> ReadImagePreprocessing(absl::string_view json
   }
   for (const char* key :
        {"do_pad", "do_flip_channel_order", "do_thumbnail", "do_align_long_axis"}) {
-    if (reader.Flag(key)) reader.Fault(key, true, "is not supported");
+    if (reader.Flag(key, false)) reader.Fault(key, "true is not supported");
   }
   for (const char* key : {"crop_pct", "rescale_offset", "size_divisor"}) {
-    if (const Json* value = reader.Find(key)) reader.Fault(key, *value, "is not supported");
+    if (const Json* value = reader.Find(key)) {
+      reader.Fault(key, absl::StrCat(Shown(*value), " is not supported"));
+    }
   }
   if (absl::Status status = reader.status(); !status.ok()) return status;
   return how;

@@ -389,7 +389,7 @@ TEST(ImagePreprocessing, EveryFaultNamesItsKey) {
   }
   EXPECT_FALSE(ReadImagePreprocessing("", 0).ok());
   EXPECT_EQ(ReadImagePreprocessing(std::string(100000, '['), 32).status().message(),
-            "nested more than 8 levels deep");
+            "nested more than 32 levels deep");
 }
 
 TEST(Image, WithoutACropTheSizeMustComeOut) {

@@ -323,6 +323,16 @@ class VisionMamba(Folder):
         self.assertIn("dropped  optimizer: of training", report)
         self.assertIn("use_middle_cls_token True: as in the published models", report)
 
+    def test_the_model_of_the_goldens_comes_out_as_it_is_served(self):
+        golden = pathlib.Path(__file__).parents[2] / "golden" / "vim-tiny"
+        tensors = load_file(golden / "model.safetensors")
+        self.convert("--img-size", 16, source=self.save({"model": tensors}))
+        expected, config = json.loads((golden / "config.json").read_text()), self.config()
+        self.assertEqual({key: config[key] for key in expected}, expected)
+        stored = load_file(self.out / "model.safetensors")
+        self.assertEqual(set(stored), set(tensors))
+        self.assertTrue(all(torch.equal(stored[name], tensors[name]) for name in tensors))
+
     def test_training_arguments_say_what_tensors_do_not(self):
         arguments = argparse.Namespace(
             model="vim_tiny_patch16_stride8_224_bimambav2_final_pool_mean_abs_pos_embed_with_"
