@@ -11,10 +11,13 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 
 add_library(mambascope_options INTERFACE)
 target_include_directories(mambascope_options INTERFACE ${CMAKE_SOURCE_DIR})
-target_compile_options(mambascope_options INTERFACE -Wall -Wextra $<$<BOOL:${MAMBASCOPE_WERROR}>:-Werror>)
+# Device code has flags of its own (Cuda.cmake).
+set(cxx $<COMPILE_LANGUAGE:C,CXX>)
+target_compile_options(mambascope_options INTERFACE
+  "$<${cxx}:-Wall;-Wextra>" $<$<AND:${cxx},$<BOOL:${MAMBASCOPE_WERROR}>>:-Werror>)
 # Contraction to FMA is left to the SIMD bodies, which name it: the same source gives the same bits
 # whatever the compiler thinks of a loop.
-target_compile_options(mambascope_options INTERFACE -ffp-contract=off)
+target_compile_options(mambascope_options INTERFACE $<${cxx}:-ffp-contract=off>)
 
 if(MAMBASCOPE_SANITIZE)
   # Kernels and scans at -O0 would take minutes; -O1 with line numbers keeps the reports readable.

@@ -3,4 +3,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 command -v clang-format-16 >/dev/null || { echo "clang-format-16 is not installed"; exit 77; }
-git ls-files '*.cc' '*.h' | xargs clang-format-16 --dry-run -Werror
+git ls-files '*.cc' '*.h' '*.cu' '*.cuh' | xargs clang-format-16 --dry-run -Werror

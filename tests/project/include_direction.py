@@ -25,6 +25,7 @@ HOMES = {
     r"httplib\.h": {"gateway"},
     r"blis\.h": {"kernels"},
     r"hwy/": {"kernels"},
+    r"(cuda|cublas|cooperative_groups)": {"kernels"},
     r"nlohmann/": {"model", "observe"},
     r"(png|jpeglib|jerror)\.h": {"model"},
 }
@@ -55,7 +56,7 @@ def main():
     for folder in MAY_INCLUDE:
         files = sorted((root / "server" / folder).rglob("*"))
         for path in files:
-            if path.suffix in {".h", ".cc", ".cu", ".inc"}:
+            if path.suffix in {".h", ".cc", ".cu", ".cuh", ".inc"}:
                 faults += faults_of(path, folder, root)
     unknown = {p.name for p in (root / "server").iterdir() if p.is_dir()} - MAY_INCLUDE.keys()
     faults += [f"server/{name}: unknown folder; give it its place in {__file__}" for name in unknown]
