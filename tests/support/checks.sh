@@ -1,4 +1,4 @@
-# Counting for tests/run.sh: each check prints one line, the sum is the last.
+# Counting for the test scripts: each check prints one line, the sum is the last.
 passed=0 failed=0 skipped=0 failures=()
 
 # check NAME COMMAND...   exit 0: passed, 77: skipped (its last line says why), else: failed.
@@ -39,6 +39,22 @@ check_gtest() {
       "$([ "$code" -eq 0 ] && echo ok || echo FAIL)" "$name" "$good" "$bad" "$skip" $(($(date +%s) - begin))
   fi
   rm -f "$report" "$report.log"
+}
+
+# check_script NAME COMMAND...   shows its output and adds the sum in its last line to ours.
+check_script() {
+  local name=$1 log code=0
+  shift
+  log=$(mktemp)
+  "$@" 2>&1 | tee "$log" || code=$?
+  if [[ $(tail -n 1 "$log") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed,\ ([0-9]+)\ skipped$ ]]; then
+    passed=$((passed + BASH_REMATCH[1])) failed=$((failed + BASH_REMATCH[2])) skipped=$((skipped + BASH_REMATCH[3]))
+    if [ "$code" -ne 0 ] && [ "${BASH_REMATCH[2]}" -eq 0 ]; then failed=$((failed + 1)); fi
+  else   # ended before it could count
+    code=1 failed=$((failed + 1))
+  fi
+  if [ "$code" -ne 0 ]; then failures+=("$name"); fi
+  rm -f "$log"
 }
 
 finish() {
