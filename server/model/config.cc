@@ -30,6 +30,7 @@ constexpr int64_t kMaxTaps = 16;
 constexpr int64_t kMaxExpand = 64;
 constexpr int64_t kMaxImage = 4096;
 constexpr int64_t kMaxPatches = 1 << 16;
+constexpr int64_t kMaxPatchNumbers = 1 << 28;  // patches as rows: 1 GiB, 1 M at 224 / 16
 constexpr size_t kMaxEndTokens = 64;
 
 constexpr std::array<Family, 4> kFamilies = {Family::kMamba, Family::kFalconMamba, Family::kMamba2,
@@ -301,8 +302,14 @@ void ReadVision(JsonReader& reader, ModelConfig& config) {
   if (vision.patch_size > vision.image_size) {
     reader.Fault("patch_size",
                  absl::StrCat(vision.patch_size, " exceeds img_size ", vision.image_size));
-  } else if (int64_t{vision.patches_per_side()} * vision.patches_per_side() > kMaxPatches) {
+    return;
+  }
+  const int64_t side = vision.patches_per_side(), patches = side * side;
+  if (patches > kMaxPatches) {
     reader.Fault("stride", absl::StrCat("gives more than ", kMaxPatches, " patches"));
+  } else if (patches * 3 * vision.patch_size * vision.patch_size > kMaxPatchNumbers) {
+    reader.Fault("stride", absl::StrCat("gives patches that overlap to more than ",
+                                        kMaxPatchNumbers, " numbers"));
   }
 }
 

@@ -273,6 +273,10 @@ TEST(Config, VimReadsItsPublishedKeys) {
   EXPECT_EQ(fault("channels", 1), "channels: 1 is not an integer in [3, 3]");
   EXPECT_EQ(fault("patch_size", 17), "patch_size: 17 exceeds img_size 16");
   EXPECT_EQ(fault("img_size", 4096), "stride: gives more than 65536 patches");
+  json["img_size"] = 4096;
+  json["stride"] = 1;
+  EXPECT_EQ(fault("patch_size", 3900),
+            "stride: gives patches that overlap to more than 268435456 numbers");
 }
 
 TEST(Config, NoBytesCrashIt) {

@@ -46,7 +46,8 @@ TEST(Admission, AnUnknownModelNamesThoseThatExist) {
     request.set_model(name);
     const absl::Status status = bench.Send(request).refusal;
     EXPECT_TRUE(absl::IsNotFound(status)) << name;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("atlas@1, class@1, heads@1, mean@1, tiny@1, vim@1"));
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("atlas@1, class@1, heads@1, mean@1, tiny@1, vim@1"));
   }
 }
 
