@@ -14,6 +14,13 @@
 // the device are compared with the reference's.
 namespace mambascope::kernels::cuda {
 
+// On the emulator of a machine without a GPU (tests/cuda/emulator), which takes smaller problems.
+#ifdef MAMBASCOPE_EMULATED
+constexpr bool kEmulated = true;
+#else
+constexpr bool kEmulated = false;
+#endif
+
 // Made with MAMBASCOPE_CUDA_SAME_BITS the kernels take no function that a CPU lacks, and must give
 // the reference's bits; otherwise its numbers.
 inline testing::AssertionResult LikeReference(const std::vector<float>& actual,

@@ -51,6 +51,7 @@ constexpr struct {
 
 TEST_F(GemmTest, EqualsTheDefinition) {
   for (const auto& [N, K] : kShapes) {
+    if (kEmulated && N * K > 20000) continue;
     SCOPED_TRACE(testing::Message() << N << " x " << K);
     constexpr int64_t kRows = 70;
     const auto x = Random(kRows * K, 1), w = Random(N * K, 2), bias = Random(N, 3);
@@ -62,6 +63,7 @@ TEST_F(GemmTest, EqualsTheDefinition) {
 
 TEST_F(GemmTest, Bf16WeightsGiveWhatTheWidenedOnesGive) {
   for (const auto& [N, K] : kShapes) {
+    if (kEmulated && N * K > 20000) continue;
     SCOPED_TRACE(testing::Message() << N << " x " << K);
     constexpr int64_t kRows = 70;
     const auto x = Random(kRows * K, 4), bias = Random(N, 5);
@@ -82,6 +84,7 @@ TEST_F(GemmTest, Bf16WeightsGiveWhatTheWidenedOnesGive) {
   }
 }
 
+#ifndef MAMBASCOPE_EMULATED  // has another Gemm
 TEST_F(GemmTest, ARowsBitsDependOnThatRowAlone) {
   constexpr int64_t kRows = 300, N = 3072, K = 768;
   const auto x = Random(kRows * K, 7), w = Random(N * K, 8);
@@ -105,6 +108,7 @@ TEST_F(GemmTest, ARowsBitsDependOnThatRowAlone) {
     }
   }
 }
+#endif
 
 TEST_F(GemmTest, BlocksAreAddedToWhatIsThere) {
   constexpr int64_t kRows = 16, kCols = 32, kDepth = 200, kCount = 3;

@@ -29,7 +29,13 @@ nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null) || skip_all "
 # cuBLAS: the toolkit's, or that of PyTorch's wheels.
 toolkit=$(dirname "$(dirname "$(realpath "$nvcc")")")
 wheels=$(python3 -c 'import nvidia; print(*nvidia.__path__)' 2>/dev/null || true)
-find_file() { find -L "$toolkit" $wheels -name "$1" 2>/dev/null | sort | tail -n 1; }
+find_file() {
+  local root found
+  for root in "$toolkit" $wheels; do
+    found=$(find -L "$root" -name "$1" -not -path '*/stubs/*' 2>/dev/null | sort | tail -n 1)
+    if [ -n "$found" ]; then echo "$found"; return; fi
+  done
+}
 cublas_header=$(find_file cublasLt.h) cublas=$(find_file 'libcublasLt.so*')
 runtime_header=$(find_file cuda_runtime_api.h) runtime=$(find_file libcudart_static.a)
 for file in "$cublas_header" "$cublas" "$runtime_header" "$runtime"; do
@@ -67,7 +73,7 @@ link() {   # link PROGRAM OBJECTS...
   local program=$1
   shift
   "$nvcc" -arch="sm_$capability" -o "$program" "$@" -Xlinker --start-group "$out"/needs/lib/*.a -Xlinker --end-group \
-    -L"$(dirname "$runtime")" "$cublas" -Xlinker -rpath="$(dirname "$cublas")" -lpthread
+    -L"$(dirname "$runtime")" -Xlinker "$cublas" -Xlinker -rpath="$(dirname "$cublas")" -lpthread
 }
 objects() { printf "$out/$1/%s.o\n" $(tr / _ <<<"$2"); }
 for variant in fast bits; do
