@@ -18,8 +18,8 @@
 namespace mambascope::model {
 namespace {
 
-void CheckPiece(const ModelConfig& config, const Piece& piece) {
-  MS_CHECK(piece.state != nullptr);
+void CheckPiece(const ModelConfig& config, bool on_device, const Piece& piece) {
+  MS_CHECK(piece.state != nullptr && piece.state->on_device() == on_device);
   if (config.family == Family::kVim) {
     const size_t side = config.vision.image_size;
     MS_CHECK(piece.tokens.empty() && piece.image.size() == 3 * side * side);
@@ -103,7 +103,8 @@ kernels::ScanParameters BeforeSoftplus(ThreadPool& pool, const MambaModel& model
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<const MambaModel>> MambaModel::Load(const std::string& folder) {
+absl::StatusOr<std::unique_ptr<const MambaModel>> MambaModel::Load(const std::string& folder,
+                                                                   const Device& device) {
   const std::string path = absl::StrCat(folder, "/config.json");
   ASSIGN_OR_RETURN(const std::string json, ReadConfigFile(path));
   absl::StatusOr<ModelConfig> config = ParseConfig(json);
@@ -114,7 +115,18 @@ absl::StatusOr<std::unique_ptr<const MambaModel>> MambaModel::Load(const std::st
   std::unique_ptr<MambaModel> model(new MambaModel);
   model->config_ = *std::move(config);
   ASSIGN_OR_RETURN(model->weights_, Weights::Load(folder, model->config_));
+  model->device_ = device;
+  if (device.kind != Device::Kind::kCpu) {
+    ASSIGN_OR_RETURN(model->on_device_,
+                     NewDeviceModel(device, model->config_, model->weights_->views()));
+  }
   return model;
+}
+
+absl::StatusOr<RecurrentState> MambaModel::NewState() const {
+  if (on_device_ == nullptr) return RecurrentState(config_);
+  ASSIGN_OR_RETURN(std::unique_ptr<DeviceState> state, on_device_->NewState());
+  return RecurrentState(config_, std::move(state));
 }
 
 absl::Status MambaModel::Forward(ThreadPool& pool, Workspace& workspace, std::span<Piece> pieces,
@@ -124,7 +136,7 @@ absl::Status MambaModel::Forward(ThreadPool& pool, Workspace& workspace, std::sp
   bool traced = false;
   absl::InlinedVector<int32_t, 17> seq_start;
   for (Piece& piece : pieces) {
-    CheckPiece(config_, piece);
+    CheckPiece(config_, on_device_ != nullptr, piece);
     piece.nonfinite_layer = -1;
     traced |= piece.trace != nullptr;
     seq_start.push_back(static_cast<int32_t>(rows));
@@ -132,6 +144,10 @@ absl::Status MambaModel::Forward(ThreadPool& pool, Workspace& workspace, std::sp
     MS_CHECK(rows <= std::numeric_limits<int32_t>::max());
   }
   seq_start.push_back(static_cast<int32_t>(rows));
+
+  if (on_device_ != nullptr) {
+    return on_device_->Forward(pool, workspace.device, pieces, seq_start, stop);
+  }
 
   const PackedSequences packed{pieces, seq_start, traced};
   ReserveBlock(config_, packed, workspace);

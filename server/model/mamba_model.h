@@ -13,6 +13,8 @@
 #include "server/base/thread_pool.h"
 #include "server/kernels/hidden_attention.h"
 #include "server/model/config.h"
+#include "server/model/device.h"
+#include "server/model/device_model.h"
 #include "server/model/layer_trace.h"
 #include "server/model/recurrent_state.h"
 #include "server/model/weights.h"
@@ -24,13 +26,14 @@ namespace mambascope::model {
 struct Workspace {
   Array<float> h, u, xz, x, selective, dt, gated, y, out, head_rows, logits;
   Array<float> flipped_xz, flipped_gated, patches, embedded;  // Vim
+  std::unique_ptr<DeviceWorkspace> device;  // of passes on a device, which use none of the above
 };
 
 // A piece of one sequence in a packed pass. Everything is borrowed until Forward returns.
 struct Piece {
   std::span<const int32_t> tokens;  // the next tokens of the sequence, at least one; or
   std::span<const float> image;     // of image models, once: [3, image_size, image_size]
-  RecurrentState* state = nullptr;  // in: before the piece; out: after it
+  RecurrentState* state = nullptr;  // in: before the piece; out: after it. Of NewState
   SequenceTrace* trace = nullptr;   // appended to, if given
   // Rows of this piece, ascending, whose logits are wanted. Of a model that pools the mean only the
   // last, which stands for all rows of the sequence so far.
@@ -53,11 +56,19 @@ inline int64_t RowsOf(const ModelConfig& config, const Piece& piece) {
 class MambaModel {
  public:
   // `folder`: config.json and model.safetensors or its shards. Errors name the file and the fault.
-  static absl::StatusOr<std::unique_ptr<const MambaModel>> Load(const std::string& folder);
+  // On a `device` that has memory of its own the weights lie there too; kResourceExhausted when it
+  // is short.
+  static absl::StatusOr<std::unique_ptr<const MambaModel>> Load(const std::string& folder,
+                                                                const Device& device = {});
+
+  // Before the first token, where the model runs. kResourceExhausted when a device's memory is
+  // short.
+  absl::StatusOr<RecurrentState> NewState() const;
 
   // Token ids must be in [0, vocabulary), images of the config's size (checked invariants). `stop`
-  // is asked before each layer; once true, Forward returns kCancelled and states, traces and logits
-  // are unspecified.
+  // is asked before each layer; once true, Forward returns kCancelled. On a device: also
+  // kResourceExhausted, its memory is short, after which smaller passes go on; and what the driver
+  // meets. After an error states, traces and logits are unspecified.
   absl::Status Forward(ThreadPool& pool, Workspace& workspace, std::span<Piece> pieces,
                        absl::FunctionRef<bool()> stop) const;
 
@@ -78,13 +89,16 @@ class MambaModel {
                                                ScanBuffers& buffers) const;
 
   const ModelConfig& config() const { return config_; }
-  const Weights& weights() const { return *weights_; }
+  const Weights& weights() const { return *weights_; }  // on the host
+  const Device& device() const { return device_; }
 
  private:
   MambaModel() = default;
 
   ModelConfig config_;
+  Device device_;
   std::unique_ptr<const Weights> weights_;
+  std::unique_ptr<const DeviceModel> on_device_;  // null on the CPU
 };
 
 }  // namespace mambascope::model

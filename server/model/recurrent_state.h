@@ -1,21 +1,38 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "server/base/array.h"
 #include "server/model/config.h"
 
 namespace mambascope::model {
 
+// The numbers of a state in a device's memory, in the layout that they have on the host. Freed with
+// the object, on any thread.
+class DeviceState {
+ public:
+  virtual ~DeviceState() = default;
+  // Copies all of them to the host, and blocks until they are there.
+  virtual absl::Status Read(std::span<float> values, std::span<double> pooled) const = 0;
+};
+
 // Everything a sequence carries from one token to the next, of all layers; fp32 always, because
-// rounding the state drifts on long inputs. Starts as zeros, "before the first token". Move only;
-// costly copies have a name.
+// rounding the state drifts on long inputs. Starts as zeros, "before the first token". Lies where
+// its model runs (MambaModel::NewState). Move only; costly copies have a name.
 class RecurrentState {
  public:
-  explicit RecurrentState(const ModelConfig& config);
+  explicit RecurrentState(const ModelConfig& config);  // on the host
+  RecurrentState(const ModelConfig& config, std::unique_ptr<DeviceState> device);
 
-  RecurrentState Copy() const;
+  RecurrentState Copy() const;                    // of a state on the host
+  absl::StatusOr<RecurrentState> ToHost() const;  // a copy, wherever it lies
+  // The part on a device, or null: then the accessors below mean the host's memory.
+  DeviceState* device() { return device_.get(); }
+  bool on_device() const { return device_ != nullptr; }
   // [d_conv - 1, conv_channels] the last convolution inputs, oldest first. `direction` 1 is Vim's
   // backward scan.
   float* conv_state(int32_t layer, int32_t direction = 0);
@@ -23,7 +40,7 @@ class RecurrentState {
   float* ssm_state(int32_t layer, int32_t direction = 0);
   // Of models that pool the mean: the sum of the normalised outputs so far, [d_model], and of how
   // many; double, added token by token, so that a cut changes no bit. Empty otherwise.
-  std::span<double> pooled() { return pooled_; }
+  std::span<double> pooled();
   int64_t pooled_tokens = 0;
 
   static int64_t Bytes(const ModelConfig& config);
@@ -33,8 +50,10 @@ class RecurrentState {
 
   int32_t directions_ = 1;
   int64_t conv_size_ = 0, ssm_size_ = 0;  // elements per layer and direction
+  int64_t scans_ = 0, pooled_size_ = 0;   // layers x directions; elements of pooled_
   Array<float> values_;                   // per layer and direction: conv_state, then ssm_state
   Array<double> pooled_;
+  std::unique_ptr<DeviceState> device_;  // then the arrays above are empty
 };
 
 }  // namespace mambascope::model

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/model/golden.h"
 #include "tests/model/sequence.h"
 
 namespace mambascope::model {
@@ -16,76 +17,6 @@ namespace {
 using testing::F32;
 using testing::F64;
 using testing::StoredTensors;
-
-// Tolerance class F of the golden data: 5e-5 of the largest value, which is taken as at least 0.1.
-void ExpectClassF(const std::vector<double>& expected, std::span<const float> got,
-                  const std::string& what) {
-  ASSERT_EQ(got.size(), expected.size()) << what;
-  double scale = 0.1, error = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    scale = std::max(scale, std::abs(expected[i]));
-    const double difference = std::abs(expected[i] - got[i]);
-    error = std::isnan(difference) ? INFINITY : std::max(error, difference);
-  }
-  EXPECT_LE(error, 5e-5 * scale) << what;
-}
-
-struct Input {
-  std::string name;
-  std::vector<int32_t> tokens;
-  std::vector<float> image;
-};
-
-std::vector<Input> ReadInputs(const std::string& folder) {
-  const auto json = nlohmann::json::parse(testing::ReadBytes(folder + "/inputs.json"));
-  std::vector<Input> inputs;
-  for (const auto& [name, input] : json.at("inputs").items()) {
-    inputs.push_back({name, input.value("tokens", std::vector<int32_t>()), {}});
-    if (!inputs.back().tokens.empty()) continue;
-    const std::vector<float> images =
-        F32(testing::ReadSafetensors(folder + "/images.safetensors").begin()->second);
-    const size_t size = images.size() / 2, first = size * (name == "image1" ? 1 : 0);
-    inputs.back().image.assign(images.begin() + first, images.begin() + first + size);
-  }
-  return inputs;
-}
-
-// A whole input's forward pass.
-struct Pass {
-  Pass(const MambaModel& model, const Input& input, ThreadPool& pool)
-      : state(model.config()),
-        rows(static_cast<int64_t>(input.image.empty() ? input.tokens.size()
-                                                      : model.config().vision.tokens())),
-        trace(model.config(), rows) {
-    const ModelConfig& config = model.config();
-    // A language model answers at every position, a classifier at one.
-    if (config.task == Task::kNextToken) wanted = AllRows(rows);
-    if (config.task == Task::kTextClass) wanted = {static_cast<int32_t>(rows) - 1};
-    if (config.task == Task::kImageClass) wanted = {config.vision.class_position()};
-    Piece piece;
-    piece.tokens = input.tokens;
-    piece.image = input.image;
-    piece.state = &state;
-    piece.trace = &trace;
-    piece.logit_rows = wanted;
-    piece.logits = &logits;
-    Workspace workspace;
-    const auto keep = [&] {  // `stop` is asked before each layer: the stream that enters it
-      const float* h = workspace.h.data();
-      resid.insert(resid.end(), h, h + rows * config.d_model);
-      return false;
-    };
-    EXPECT_TRUE(model.Forward(pool, workspace, {&piece, 1}, keep).ok());
-    keep();
-    EXPECT_EQ(piece.nonfinite_layer, -1);
-  }
-
-  RecurrentState state;
-  const int64_t rows;
-  SequenceTrace trace;
-  std::vector<int32_t> wanted;
-  std::vector<float> logits, resid;
-};
 
 class GoldenModel : public ::testing::TestWithParam<std::string> {
  protected:
@@ -192,16 +123,7 @@ TEST_P(GoldenModel, ScanParametersRebuildTheCheckedOutputs) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GoldenModel,
-                         ::testing::Values("mamba1-tiny", "mamba1-odd", "mamba1-identity-conv",
-                                           "falcon-mamba-tiny", "mamba2-tiny", "mamba2-odd",
-                                           "mamba2-relu", "vim-tiny", "mamba1-classifier-tiny",
-                                           "mamba2-classifier-tiny"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(All, GoldenModel, ::testing::ValuesIn(GoldenModels()), TestNameOf);
 
 TEST(ScanParameters, ReluOnesDifferInDeltaAlone) {
   ThreadPool pool(2);

@@ -26,20 +26,22 @@ inline std::string Golden(const std::string& model) {
   return MAMBASCOPE_SOURCE_DIR "/tests/golden/" + model;
 }
 
-inline std::unique_ptr<const MambaModel> LoadOrFail(const std::string& folder) {
-  auto model = MambaModel::Load(folder);
+inline std::unique_ptr<const MambaModel> LoadOrFail(const std::string& folder,
+                                                    const Device& device = {}) {
+  auto model = MambaModel::Load(folder, device);
   if (!model.ok()) throw std::runtime_error(model.status().ToString());
   return *std::move(model);
 }
 
 // A random model in a folder of its own, which is gone once the model is loaded.
 inline std::unique_ptr<const MambaModel> Random(const testing::RandomModel& model,
-                                                const testing::StoredTensors* weights = nullptr) {
+                                                const testing::StoredTensors* weights = nullptr,
+                                                const Device& device = {}) {
   const std::string folder = ::testing::TempDir() + "/mamba_model_" +
                              ::testing::UnitTest::GetInstance()->current_test_info()->name();
   testing::WriteRandomModel(folder, model);
   if (weights != nullptr) testing::WriteSafetensors(folder + "/model.safetensors", *weights);
-  auto loaded = LoadOrFail(folder);
+  auto loaded = LoadOrFail(folder, device);
   std::filesystem::remove_all(folder);
   return loaded;
 }
@@ -67,7 +69,7 @@ inline std::vector<uint32_t> Bits(std::span<const float> values) {
 class Sequence {
  public:
   explicit Sequence(const MambaModel& model, int64_t trace_capacity = 0)
-      : model_(model), state_(model.config()) {
+      : model_(model), state_(*model.NewState()) {
     if (trace_capacity > 0)
       trace_ = std::make_unique<SequenceTrace>(model.config(), trace_capacity);
   }
@@ -100,7 +102,8 @@ class Sequence {
   // Everything a later pass or an explanation could see.
   std::vector<uint32_t> AllBits() {
     std::vector<uint32_t> bits = Bits(logits_);
-    for (const double sum : state_.pooled()) {
+    RecurrentState state = *state_.ToHost();
+    for (const double sum : state.pooled()) {
       const auto both = std::bit_cast<uint64_t>(sum);
       bits.push_back(static_cast<uint32_t>(both));
       bits.push_back(static_cast<uint32_t>(both >> 32));
@@ -111,8 +114,8 @@ class Sequence {
       bits.insert(bits.end(), more.begin(), more.end());
     };
     for (int32_t l = 0; l < config.layers; ++l) {
-      add(state_.conv_state(l), static_cast<size_t>(config.d_conv - 1) * config.conv_channels());
-      add(state_.ssm_state(l), static_cast<size_t>(config.d_state) * config.d_inner);
+      add(state.conv_state(l), static_cast<size_t>(config.d_conv - 1) * config.conv_channels());
+      add(state.ssm_state(l), static_cast<size_t>(config.d_state) * config.d_inner);
       if (trace_ == nullptr) continue;
       const LayerTrace& layer = trace_->layer(l);
       const size_t checked = trace_->tokens * trace_->checked_channels.size();
