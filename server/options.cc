@@ -62,6 +62,7 @@ Options ParseOptions(int argc, char** argv, int* exit_code) {
   app.add_option("--threads", options.threads,
                  "Computing threads; 0 = as many as the process may use")
       ->check(CLI::Range(0, 1024));
+  app.add_option("--device", options.device, "Where models run: cpu, cuda (the first) or cuda:N");
   app.add_option("--max_input_tokens", options.max_input_tokens, "Longest input")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--max_tokens", options.max_tokens, "Longest generation")

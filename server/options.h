@@ -16,6 +16,7 @@ struct Options {
   std::string http_address = "127.0.0.1:0";  // "" = no HTTP listener
   std::string port_file;                     // written once listening; "" = none
   int threads = 0;                           // computing; 0 = as many as the process may use
+  std::string device = "cpu";                // where models run: cpu, cuda or cuda:N
   int32_t max_input_tokens = 16384;
   int32_t max_tokens = 4096;
   int32_t max_batch_tokens = 512;

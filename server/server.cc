@@ -14,6 +14,7 @@
 #include "server/base/thread_pool.h"
 #include "server/gateway/http_server.h"
 #include "server/kernels/gemm.h"
+#include "server/model/device.h"
 #include "server/observe/log.h"
 #include "server/observe/metrics.h"
 #include "server/rpc/rpc_server.h"
@@ -88,8 +89,9 @@ class ServerImpl : public Server {
   ~ServerImpl() override { Shutdown(); }
 
   absl::Status Start() {
-    ASSIGN_OR_RETURN(repository_,
-                     serving::ModelRepository::Load(options_.models, options_.model_repository));
+    ASSIGN_OR_RETURN(device_, model::ParseDevice(options_.device));
+    ASSIGN_OR_RETURN(repository_, serving::ModelRepository::Load(
+                                      options_.models, options_.model_repository, device_));
     Describe();
     admission_ = std::make_unique<serving::Admission>(repository_.get(), &budget_, &metrics_,
                                                       &Clock::Real(), ToAdmissionLimits(options_));
@@ -97,10 +99,10 @@ class ServerImpl : public Server {
                                                     ToExecutorOptions(options_));
     executor_->Start();
     if (!options_.http_address.empty()) {
-      ASSIGN_OR_RETURN(
-          http_, gateway::HttpServer::Start(options_.http_address,
-                                            {.metrics = [this] { return metrics_.Serialize(); },
-                                             .ready = [this] { return ready_.load(); }}));
+      ASSIGN_OR_RETURN(http_,
+                       gateway::HttpServer::Start(options_.http_address,
+                                                  {.metrics = [this] { return MetricsPage(); },
+                                                   .ready = [this] { return ready_.load(); }}));
     }
     ASSIGN_OR_RETURN(rpc_,
                      rpc::RpcServer::Start({.repository = repository_.get(),
@@ -142,6 +144,14 @@ class ServerImpl : public Server {
   }
 
  private:
+  std::string MetricsPage() {
+    if (const auto memory = model::MemoryOf(device_); memory.ok()) {
+      metrics_.SetDeviceMemory(model::Name(device_), static_cast<double>(memory->used_bytes),
+                               static_cast<double>(memory->total_bytes));
+    }
+    return metrics_.Serialize();
+  }
+
   // Tells metrics and log what runs.
   void Describe() {
     const kernels::GemmReport gemm = kernels::CheckGemm(pool_);
@@ -153,6 +163,13 @@ class ServerImpl : public Server {
                   {"gflops", absl::StrCat(gemm.gflops)},
                   {"row_invariant", gemm.row_invariant ? "true" : "false"},
                   {"threads", absl::StrCat(pool_.threads())}});
+    observe::LogFields device = {{"device", model::Name(device_)}};
+    if (const auto memory = model::MemoryOf(device_); memory.ok()) {
+      device.emplace_back("name", model::Describe(device_));
+      device.emplace_back("used_bytes", absl::StrCat(memory->used_bytes));
+      device.emplace_back("total_bytes", absl::StrCat(memory->total_bytes));
+    }
+    observe::Log(observe::LogLevel::kInfo, "device", device);
     for (const auto& served : repository_->models()) {
       const model::Weights& weights = served->model->weights();
       metrics_.SetModelInfo(served->name, served->version, weights.digest(), served->load_seconds,
@@ -163,6 +180,7 @@ class ServerImpl : public Server {
           {"parameters", absl::StrCat(weights.parameters())},
           {"dtype", weights.stored_dtype()},
           {"digest", weights.digest()},
+          {"device", model::Name(served->model->device())},
           {"load_s", absl::StrCat(served->load_seconds)}};
       if (served->tokenizer == nullptr)
         fields.emplace_back("token_ids_only", served->tokenizer_note);
@@ -171,6 +189,7 @@ class ServerImpl : public Server {
   }
 
   const Options options_;
+  model::Device device_;
   ThreadPool pool_;
   observe::Metrics metrics_;
   serving::MemoryBudget budget_;

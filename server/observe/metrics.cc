@@ -105,6 +105,16 @@ struct Metrics::Families {
                                                        .Name("mambascope_model_weight_bytes")
                                                        .Help("Size of the model's stored weights.")
                                                        .Register(registry);
+  prometheus::Family<prometheus::Gauge>& device_used =
+      prometheus::BuildGauge()
+          .Name("mambascope_device_memory_used_bytes")
+          .Help("Memory of the device in use, by all processes.")
+          .Register(registry);
+  prometheus::Family<prometheus::Gauge>& device_total =
+      prometheus::BuildGauge()
+          .Name("mambascope_device_memory_total_bytes")
+          .Help("Memory of the device.")
+          .Register(registry);
   std::array<prometheus::Gauge*, kGauges> gauges{};
 
   Families() {
@@ -200,6 +210,11 @@ void Metrics::SetModelInfo(const std::string& model, const std::string& version,
   const prometheus::Labels labels = {{"model", model}, {"version", version}};
   families_->load.Add(labels).Set(load_seconds);
   families_->weights.Add(labels).Set(weight_bytes);
+}
+
+void Metrics::SetDeviceMemory(const std::string& device, double used_bytes, double total_bytes) {
+  families_->device_used.Add({{"device", device}}).Set(used_bytes);
+  families_->device_total.Add({{"device", device}}).Set(total_bytes);
 }
 
 std::string Metrics::Serialize() const {

@@ -50,6 +50,8 @@ class Metrics {
   void SetBuildInfo(const std::string& version, const std::string& gemm, int threads);
   void SetModelInfo(const std::string& model, const std::string& version, const std::string& digest,
                     double load_seconds, double weight_bytes);
+  // Of the device that models run on, if it has memory of its own; `device` is ours ("cuda:0").
+  void SetDeviceMemory(const std::string& device, double used_bytes, double total_bytes);
 
   // The text exposition format.
   std::string Serialize() const;

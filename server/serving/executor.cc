@@ -51,9 +51,10 @@ std::vector<int32_t> WantedPositions(const Call& call) {
 // A call in the executor's hands.
 struct Executor::Running {
   // Allocates everything before it is given the call, which therefore survives a lack of memory.
-  Running(Call& taken, ThreadPool* pool, Metrics* metrics, const Clock* clock)
+  Running(Call& taken, model::RecurrentState zeros, ThreadPool* pool, Metrics* metrics,
+          const Clock* clock)
       : sink(taken),
-        state(taken.model->model->config()),
+        state(std::move(zeros)),
         wanted(WantedPositions(taken)),
         generation(taken.request.generation(), *taken.model),
         explanations(&taken, &sink, pool, metrics, clock),
@@ -261,7 +262,12 @@ void Executor::TakeWaiting(absl::Time* look_again) {
     call->timeline.started = clock_->Now();
     call->queued = {};
     try {
-      auto running = std::make_unique<Running>(*call, pool_, metrics_, clock_);
+      absl::StatusOr<model::RecurrentState> state = call->model->model->NewState();
+      if (!state.ok()) {  // the device's memory is short: this call's misfortune alone
+        completion_->End(*call, state.status());
+        continue;
+      }
+      auto running = std::make_unique<Running>(*call, *std::move(state), pool_, metrics_, clock_);
       running->call = std::move(call);
       running_.push_back(std::move(running));
     } catch (const std::bad_alloc&) {

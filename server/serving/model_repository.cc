@@ -111,12 +111,13 @@ absl::Status LoadPreprocessing(const std::string& folder, ServedModel& served) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const ServedModel>> LoadOne(const ModelSource& source) {
+absl::StatusOr<std::shared_ptr<const ServedModel>> LoadOne(const ModelSource& source,
+                                                           const model::Device& device) {
   const absl::Time begin = absl::Now();
   auto served = std::make_shared<ServedModel>();
   served->name = source.name;
   served->version = source.version;
-  auto loaded = model::MambaModel::Load(source.folder);
+  auto loaded = model::MambaModel::Load(source.folder, device);
   if (!loaded.ok()) return Annotate(source, loaded.status());
   served->model = *std::move(loaded);
 
@@ -158,7 +159,8 @@ absl::StatusOr<ModelSource> ParseModelSource(const std::string& text) {
 }
 
 absl::StatusOr<std::unique_ptr<const ModelRepository>> ModelRepository::Load(
-    const std::vector<std::string>& sources, const std::string& repository_folder) {
+    const std::vector<std::string>& sources, const std::string& repository_folder,
+    const model::Device& device) {
   std::vector<ModelSource> all;
   for (const std::string& text : sources) {
     ASSIGN_OR_RETURN(all.emplace_back(), ParseModelSource(text));
@@ -172,7 +174,7 @@ absl::StatusOr<std::unique_ptr<const ModelRepository>> ModelRepository::Load(
   }
   auto repository = std::make_unique<ModelRepository>();
   for (const ModelSource& source : all) {
-    ASSIGN_OR_RETURN(auto served, LoadOne(source));
+    ASSIGN_OR_RETURN(auto served, LoadOne(source, device));
     for (const auto& other : repository->models_) {
       if (other->name == served->name && other->version == served->version) {
         return absl::InvalidArgumentError(

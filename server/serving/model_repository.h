@@ -35,9 +35,10 @@ class ModelRepository {
  public:
   // Loads the sources and everything in `repository_folder` ("" = none), which is laid out as
   // <model>/<version>/ with a Hugging Face folder in each. All must load: the first failure is
-  // returned, naming the model.
+  // returned, naming the model. They run on `device`.
   static absl::StatusOr<std::unique_ptr<const ModelRepository>> Load(
-      const std::vector<std::string>& sources, const std::string& repository_folder);
+      const std::vector<std::string>& sources, const std::string& repository_folder,
+      const model::Device& device = {});
 
   // `name` (its newest version) or `name@version`; kNotFound names what exists.
   absl::StatusOr<std::shared_ptr<const ServedModel>> Find(absl::string_view name) const;
