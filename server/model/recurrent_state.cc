@@ -9,20 +9,6 @@
 namespace mambascope::model {
 namespace {
 
-int64_t ConvSize(const ModelConfig& config) {
-  return static_cast<int64_t>(config.d_conv - 1) * config.conv_channels();
-}
-
-int64_t SsmSize(const ModelConfig& config) {
-  return static_cast<int64_t>(config.d_state) * config.d_inner;
-}
-
-int64_t Scans(const ModelConfig& config) {
-  return static_cast<int64_t>(config.layers) * config.directions();
-}
-
-int64_t PooledSize(const ModelConfig& config) { return config.mean_pooled() ? config.d_model : 0; }
-
 template <typename T>
 Array<T> CopyOf(const Array<T>& values) {
   Array<T> copy(values.size());
@@ -32,17 +18,21 @@ Array<T> CopyOf(const Array<T>& values) {
 
 }  // namespace
 
+StateSizes SizesOf(const ModelConfig& config) {
+  StateSizes sizes;
+  sizes.conv = static_cast<int64_t>(config.d_conv - 1) * config.conv_channels();
+  sizes.ssm = static_cast<int64_t>(config.d_state) * config.d_inner;
+  sizes.scans = static_cast<int64_t>(config.layers) * config.directions();
+  sizes.pooled = config.mean_pooled() ? config.d_model : 0;
+  return sizes;
+}
+
 RecurrentState::RecurrentState(const ModelConfig& config, std::unique_ptr<DeviceState> device)
-    : directions_(config.directions()),
-      conv_size_(ConvSize(config)),
-      ssm_size_(SsmSize(config)),
-      scans_(Scans(config)),
-      pooled_size_(PooledSize(config)),
-      device_(std::move(device)) {}
+    : directions_(config.directions()), sizes_(SizesOf(config)), device_(std::move(device)) {}
 
 RecurrentState::RecurrentState(const ModelConfig& config) : RecurrentState(config, nullptr) {
-  values_ = Array<float>(scans_ * (conv_size_ + ssm_size_));
-  pooled_ = Array<double>(pooled_size_);
+  values_ = Array<float>(sizes_.values());
+  pooled_ = Array<double>(sizes_.pooled);
   std::fill(values_.begin(), values_.end(), 0.0f);
   std::fill(pooled_.begin(), pooled_.end(), 0.0);
 }
@@ -55,17 +45,14 @@ RecurrentState RecurrentState::Copy() const {
 absl::StatusOr<RecurrentState> RecurrentState::ToHost() const {
   RecurrentState copy;
   copy.directions_ = directions_;
-  copy.conv_size_ = conv_size_;
-  copy.ssm_size_ = ssm_size_;
-  copy.scans_ = scans_;
-  copy.pooled_size_ = pooled_size_;
+  copy.sizes_ = sizes_;
   copy.pooled_tokens = pooled_tokens;
   if (device_ == nullptr) {
     copy.values_ = CopyOf(values_);
     copy.pooled_ = CopyOf(pooled_);
   } else {
-    copy.values_ = Array<float>(scans_ * (conv_size_ + ssm_size_));
-    copy.pooled_ = Array<double>(pooled_size_);
+    copy.values_ = Array<float>(sizes_.values());
+    copy.pooled_ = Array<double>(sizes_.pooled);
     RETURN_IF_ERROR(device_->Read(copy.values_, copy.pooled_));
   }
   return copy;
@@ -73,11 +60,11 @@ absl::StatusOr<RecurrentState> RecurrentState::ToHost() const {
 
 float* RecurrentState::conv_state(int32_t layer, int32_t direction) {
   MS_CHECK(!on_device());
-  return values_.data() + (int64_t{layer} * directions_ + direction) * (conv_size_ + ssm_size_);
+  return values_.data() + (int64_t{layer} * directions_ + direction) * (sizes_.conv + sizes_.ssm);
 }
 
 float* RecurrentState::ssm_state(int32_t layer, int32_t direction) {
-  return conv_state(layer, direction) + conv_size_;
+  return conv_state(layer, direction) + sizes_.conv;
 }
 
 std::span<double> RecurrentState::pooled() {
@@ -86,9 +73,9 @@ std::span<double> RecurrentState::pooled() {
 }
 
 int64_t RecurrentState::Bytes(const ModelConfig& config) {
-  return Scans(config) * (ConvSize(config) + SsmSize(config)) *
-             static_cast<int64_t>(sizeof(float)) +
-         PooledSize(config) * static_cast<int64_t>(sizeof(double));
+  const StateSizes sizes = SizesOf(config);
+  return sizes.values() * static_cast<int64_t>(sizeof(float)) +
+         sizes.pooled * static_cast<int64_t>(sizeof(double));
 }
 
 }  // namespace mambascope::model

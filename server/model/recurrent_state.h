@@ -11,6 +11,16 @@
 
 namespace mambascope::model {
 
+// Elements of a state. `scans`: layers x directions, each with a conv_state, then an ssm_state.
+struct StateSizes {
+  int64_t conv = 0, ssm = 0;  // of one scan
+  int64_t scans = 0;
+  int64_t pooled = 0;  // doubles
+
+  int64_t values() const { return scans * (conv + ssm); }
+};
+StateSizes SizesOf(const ModelConfig& config);
+
 // The numbers of a state in a device's memory, in the layout that they have on the host. Freed with
 // the object, on any thread.
 class DeviceState {
@@ -49,9 +59,8 @@ class RecurrentState {
   RecurrentState() = default;
 
   int32_t directions_ = 1;
-  int64_t conv_size_ = 0, ssm_size_ = 0;  // elements per layer and direction
-  int64_t scans_ = 0, pooled_size_ = 0;   // layers x directions; elements of pooled_
-  Array<float> values_;                   // per layer and direction: conv_state, then ssm_state
+  StateSizes sizes_;
+  Array<float> values_;  // per layer and direction: conv_state, then ssm_state
   Array<double> pooled_;
   std::unique_ptr<DeviceState> device_;  // then the arrays above are empty
 };

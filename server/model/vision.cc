@@ -7,8 +7,8 @@
 namespace mambascope::model {
 namespace {
 
-// Patch `index` as a row in the order of patch_embed's weight: channel, y, x.
-void CopyPatch(const VisionConfig& vision, const float* image, int32_t index, float* row) {
+// Patch `index` as a row; returns its end.
+float* CopyPatch(const VisionConfig& vision, const float* image, int32_t index, float* row) {
   const int64_t size = vision.image_size, patch = vision.patch_size;
   const int64_t top = index / vision.patches_per_side() * vision.stride;
   const int64_t left = index % vision.patches_per_side() * vision.stride;
@@ -17,9 +17,14 @@ void CopyPatch(const VisionConfig& vision, const float* image, int32_t index, fl
       row = std::copy_n(image + (channel * size + top + y) * size + left, patch, row);
     }
   }
+  return row;
 }
 
 }  // namespace
+
+void CopyPatches(const VisionConfig& vision, std::span<const float> image, float* rows) {
+  for (int32_t i = 0; i < vision.patches(); ++i) rows = CopyPatch(vision, image.data(), i, rows);
+}
 
 void EmbedImage(ThreadPool& pool, const ModelConfig& config, const PatchWeights& weights,
                 std::span<const float> image, Workspace& workspace, float* h) {
@@ -28,9 +33,7 @@ void EmbedImage(ThreadPool& pool, const ModelConfig& config, const PatchWeights&
   const int64_t pixels = 3ll * vision.patch_size * vision.patch_size;
   workspace.patches.Reserve(patches * pixels);
   workspace.embedded.Reserve(patches * d_model);
-  for (int32_t i = 0; i < patches; ++i) {
-    CopyPatch(vision, image.data(), i, workspace.patches.data() + i * pixels);
-  }
+  CopyPatches(vision, image, workspace.patches.data());
   kernels::Linear(pool, {workspace.patches.data(), patches, pixels, pixels}, weights.proj,
                   weights.proj_bias, {workspace.embedded.data(), patches, d_model, d_model});
 
