@@ -10,6 +10,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "server/kernels/gemm.cc"
 #include "hwy/foreach_target.h"
+#include "server/kernels/gemm_columns-inl.h"
 #include "server/kernels/vector_math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -19,12 +20,9 @@ namespace {
 // ---- few rows: a GEMM bound by the bandwidth of the weights ----
 //
 // A lane holds one weight row, so that each output has the one chain over k that BLIS gives it.
-// The weights are stored along k: four at a time of each row are loaded and transposed in
-// registers.
 
 #if HWY_NATIVE_FMA && HWY_TARGET != HWY_SCALAR
 
-constexpr int64_t kLanes = HWY_MAX_BYTES / sizeof(float);
 // Accumulators that fit beside the weights: AVX-512 has 32 registers, AVX2 16.
 constexpr int64_t kMostRows = HWY_MAX_BYTES == 64 ? 24 : 8;
 // A panel of weights is prefetched while the one before it is used, or of short rows (dt_proj) so
@@ -45,73 +43,6 @@ struct Weights {
   const T* data;
   int64_t rows, cols, stride;
 };
-
-// Of each weight row, 16 bytes are loaded at a time: one number in each word, or two.
-template <typename T>
-constexpr int64_t kStep = 16 / sizeof(T);
-
-// Four words from each of the rows j, j + 4, j + 8, ... of w.
-template <typename T>
-HWY_INLINE Vec LoadEveryFourthRow(F32 d, const T* w, int64_t stride) {
-  const hn::Repartition<T, F32> full;
-#if HWY_MAX_BYTES == 16
-  (void)stride;
-  return hn::BitCast(d, hn::LoadU(full, w));
-#else
-  const hn::Half<decltype(full)> half;
-  if constexpr (kLanes == 8) {
-    return hn::BitCast(d, hn::Combine(full, hn::LoadU(half, w + 4 * stride), hn::LoadU(half, w)));
-  } else {
-    const hn::Half<decltype(half)> quarter;
-    const auto low = hn::Combine(half, hn::LoadU(quarter, w + 4 * stride), hn::LoadU(quarter, w));
-    const auto high =
-        hn::Combine(half, hn::LoadU(quarter, w + 12 * stride), hn::LoadU(quarter, w + 8 * stride));
-    return hn::BitCast(d, hn::Combine(full, high, low));
-  }
-#endif
-}
-
-// word[i] holds the i-th word of each of the kLanes rows from w, for i in [0, 4).
-template <typename T>
-HWY_INLINE void LoadWords(F32 d, const T* w, int64_t stride, Vec word[4]) {
-  const hn::Repartition<double, F32> pairs;
-  const Vec r0 = LoadEveryFourthRow(d, w, stride);
-  const Vec r1 = LoadEveryFourthRow(d, w + stride, stride);
-  const Vec r2 = LoadEveryFourthRow(d, w + 2 * stride, stride);
-  const Vec r3 = LoadEveryFourthRow(d, w + 3 * stride, stride);
-  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, r0, r1));
-  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, r2, r3));
-  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, r0, r1));
-  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, r2, r3));
-  word[0] = hn::BitCast(d, hn::InterleaveLower(pairs, low01, low23));
-  word[1] = hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23));
-  word[2] = hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23));
-  word[3] = hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23));
-}
-
-// w[lane, c] of the kLanes rows whose words these are, for c in [0, kStep).
-template <typename T>
-HWY_INLINE Vec Column(F32 d, const Vec word[4], int64_t c) {
-  if constexpr (sizeof(T) == 4) {
-    (void)d;
-    return word[c];
-  } else {  // a bf16 is the upper half of its float
-    const hn::RebindToUnsigned<F32> bits;
-    const auto both = hn::BitCast(bits, word[c / 2]);
-    return hn::BitCast(
-        d, c % 2 == 0 ? hn::ShiftLeft<16>(both) : hn::And(both, hn::Set(bits, 0xFFFF0000u)));
-  }
-}
-
-float Widened(float v) { return v; }
-float Widened(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
-
-template <typename T>
-HWY_INLINE Vec LoadColumn(F32 d, const T* w, int64_t stride) {
-  HWY_ALIGN float lanes[kLanes];
-  for (int64_t j = 0; j < kLanes; ++j) lanes[j] = Widened(w[j * stride]);
-  return hn::Load(d, lanes);
-}
 
 // sum (+)= x w^T over one block of k, for kRows rows of x, kRowStride apart, and kLanes rows of w.
 // sum [kRows, kLanes]. `next` are the weights that will be wanted after these.
@@ -283,10 +214,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
-#include <blis.h>
-
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 
@@ -298,48 +226,6 @@ namespace {
 HWY_EXPORT(FewRows);
 HWY_EXPORT(Widen);
 HWY_EXPORT(AddBias);
-
-// The micro-kernels that BLIS runs with here, chosen once.
-struct Blis {
-  cntx_t* context = nullptr;
-  arch_t architecture = BLIS_ARCH_GENERIC;
-  BlockLengths block;
-};
-
-Blis ChooseBlis() {
-  Blis blis{bli_gks_query_cntx(), bli_arch_query_id(), {}};
-#ifdef BLIS_CONFIG_SKX
-  // BLIS counts a CPU's AVX-512 units by its model name, and takes AVX2 for a name it does not
-  // know, such as a virtual machine's plain "Xeon Processor": 65 GFLOP/s a core instead of 106 at M
-  // = 1024 (medians of 7 rounds in one run on such a VM under load; the best of 6 on another run 71
-  // and 143). Decided by the instruction set, never by a clock: the block lengths differ, so the
-  // choice is part of a result's bits. Who sets BLIS_ARCH_TYPE keeps what was asked for.
-  if (blis.architecture == BLIS_ARCH_HASWELL && (hwy::SupportedTargets() & HWY_AVX3) != 0 &&
-      std::getenv("BLIS_ARCH_TYPE") == nullptr) {
-    blis.context = bli_gks_lookup_nat_cntx(BLIS_ARCH_SKX);
-    blis.architecture = BLIS_ARCH_SKX;
-  }
-#endif
-  blis.block.length = bli_cntx_get_blksz_def_dt(BLIS_FLOAT, BLIS_KC, blis.context);
-  blis.block.longest = bli_cntx_get_blksz_max_dt(BLIS_FLOAT, BLIS_KC, blis.context);
-  return blis;
-}
-
-const Blis& TheBlis() {
-  static const Blis blis = ChooseBlis();
-  return blis;
-}
-
-// c = beta c + a b^T
-void BlisGemm(ConstMatrix a, ConstMatrix b, float beta, Matrix c) {
-  rntm_t one_thread = BLIS_RNTM_INITIALIZER;
-  bli_rntm_set_num_threads(1, &one_thread);
-  bli_rntm_disable_l3_sup(&one_thread);
-  float alpha = 1;
-  bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_TRANSPOSE, c.rows, c.cols, a.cols, &alpha,
-               const_cast<float*>(a.data), a.stride, 1, const_cast<float*>(b.data), b.stride, 1,
-               &beta, c.data, c.stride, 1, TheBlis().context, &one_thread);
-}
 
 ConstMatrix Rows(ConstMatrix m, int64_t begin, int64_t end) {
   return {m.data + begin * m.stride, end - begin, m.cols, m.stride};
@@ -357,6 +243,11 @@ void CheckShapes(ConstMatrix a, WeightMatrix b, Matrix c) {
 
 bool LeaveFewRowsToOurKernel() {
   static const bool leave = FewRowsHaveTheBitsOfBlis();
+  return leave;
+}
+
+bool LeaveLoopsToUs() {
+  static const bool leave = PackedGemmHasTheBitsOfBlis();
   return leave;
 }
 
@@ -398,8 +289,6 @@ Grid ChooseGrid(int64_t rows, int64_t columns, int64_t threads) {
 constexpr int64_t kWorthSplitting = 32768;
 // Inner borders of a split: whole micro-tiles of every micro-kernel.
 constexpr int64_t kTile = 96;
-// Widened weights that BLIS packs next: a thread keeps room for as many.
-constexpr int64_t kWidened = 512 * 1024;
 
 }  // namespace
 
@@ -412,29 +301,13 @@ void WidenRow(WeightMatrix w, int64_t row, float* out) {
   }
 }
 
-void BlisLinear(ConstMatrix x, WeightMatrix w, Matrix y) {
-  if (w.type == ElementType::kF32) {
-    BlisGemm(x, {static_cast<const float*>(w.data), w.rows, w.cols, w.stride}, 0.0f, y);
-    return;
-  }
-  thread_local std::vector<float> widened;
-  const int64_t K = w.cols,
-                most = std::max<int64_t>(1, kWidened / std::max<int64_t>(1, K) / kTile) * kTile;
-  for (int64_t n = 0; n < w.rows; n += most) {
-    const int64_t columns = std::min(most, w.rows - n);
-    widened.resize(std::max<int64_t>(widened.size(), columns * K));
-    for (int64_t c = 0; c < columns; ++c) WidenRow(w, n + c, widened.data() + c * K);
-    BlisGemm(x, {widened.data(), columns, K, K}, 0.0f, {y.data + n, y.rows, columns, y.stride});
-  }
-}
-
 void FewRowsLinear(ConstMatrix x, WeightMatrix w, const float* bias, int64_t begin, int64_t end,
                    Matrix y) {
-  HWY_DYNAMIC_DISPATCH(FewRows)(x, w, bias, TheBlis().block, begin, end, y);
+  HWY_DYNAMIC_DISPATCH(FewRows)(x, w, bias, BlisBlockLengths(), begin, end, y);
 }
 
 bool FewRowsHaveTheBitsOfBlis() {
-  const BlockLengths block = TheBlis().block;
+  const BlockLengths block = BlisBlockLengths();
   for (const int64_t K :
        {int64_t{5}, block.length + 1, block.longest, 2 * block.length + 7, 2 * block.longest + 1}) {
     const int64_t N = 3 * kFewestColumns + 3, M = 129;
@@ -453,8 +326,28 @@ bool FewRowsHaveTheBitsOfBlis() {
   return true;
 }
 
+bool PackedGemmHasTheBitsOfBlis() {
+  const BlockLengths block = BlisBlockLengths();
+  for (const int64_t K : {int64_t{1}, int64_t{6}, block.longest, 2 * block.longest + 1}) {
+    const int64_t N = 75, M = 53;  // whole tiles and parts of them
+    const std::vector<float> x = RandomNumbers(M * K), w = RandomNumbers(N * K);
+    std::vector<float> expected = RandomNumbers(M * N), actual = expected;
+    for (const bool accumulate : {true, false}) {
+      BlisGemm({x.data(), M, K, K}, {w.data(), N, K, K}, accumulate ? 1.0f : 0.0f,
+               {expected.data(), M, N, N});
+      if (!PackedGemm({x.data(), M, K, K}, {w.data(), N, K, K}, accumulate,
+                      {actual.data(), M, N, N}) ||
+          !SameBits(actual, expected)) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 void GemmBlock(ConstMatrix a, ConstMatrix b, bool accumulate, Matrix c) {
   CheckShapes(a, b, c);
+  if (LeaveLoopsToUs() && PackedGemm(a, b, accumulate, c)) return;
   BlisGemm(a, b, accumulate ? 1.0f : 0.0f, c);
 }
 
@@ -462,11 +355,12 @@ void Linear(ThreadPool& pool, ConstMatrix x, WeightMatrix w, const float* bias, 
   CheckShapes(x, w, y);
   const int64_t M = y.rows, N = y.cols;
   const bool alone = M * N * x.cols < kWorthSplitting;
-  if (M <= FewRowsLimit(w.type) && N >= kFewestColumns && LeaveFewRowsToOurKernel()) {
+  if (M <= kFewRowsLimit && N >= kFewestColumns && LeaveFewRowsToOurKernel()) {
     pool.Split(N, alone ? N : kFewestColumns,
                [&](int64_t begin, int64_t end) { FewRowsLinear(x, w, bias, begin, end, y); });
     return;
   }
+  const bool packed = LeaveLoopsToUs();
   const Grid grid = alone ? Grid{1, 1} : ChooseGrid(M, N, pool.threads());
   const int64_t row_units = (M + kTile - 1) / kTile, column_units = (N + kTile - 1) / kTile;
   pool.Run(grid.row_parts * grid.column_parts, [&](int64_t task) {
@@ -477,16 +371,20 @@ void Linear(ThreadPool& pool, ConstMatrix x, WeightMatrix w, const float* bias, 
     const int64_t n_end = std::min(column_units * (c + 1) / grid.column_parts * kTile, N);
     if (m >= m_end || n >= n_end) return;
     const Matrix tile{y.data + m * y.stride + n, m_end - m, n_end - n, y.stride};
-    BlisLinear(Rows(x, m, m_end), Rows(w, n, n_end), tile);
+    const ConstMatrix rows = Rows(x, m, m_end);
+    const WeightMatrix columns = Rows(w, n, n_end);
+    if (!packed || !PackedGemm(rows, columns, /*accumulate=*/false, tile)) {
+      BlisLinear(rows, columns, tile);
+    }
     if (bias != nullptr) HWY_DYNAMIC_DISPATCH(AddBias)(bias + n, tile);
   });
 }
 
 GemmReport CheckGemm(ThreadPool& pool) {
   GemmReport report;
-  report.implementation = absl::StrCat(
-      "BLIS ", bli_info_get_version_str(), " ", bli_arch_string(TheBlis().architecture),
-      LeaveFewRowsToOurKernel() ? ", few rows by our kernel" : ", few rows too");
+  report.implementation =
+      absl::StrCat(BlisName(), LeaveLoopsToUs() ? " in our loops" : "",
+                   LeaveFewRowsToOurKernel() ? ", few rows by our kernel" : ", few rows too");
   const int64_t M = 4 * kTile, N = 8 * kTile, K = 800;
   const std::vector<float> x = RandomNumbers(M * K), w = RandomNumbers(N * K);
   std::vector<float> whole(M * N), rows(M * N);

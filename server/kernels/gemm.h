@@ -40,8 +40,8 @@ struct WeightMatrix {
 // Row-invariant: the bits of y's row m depend on x's row m, w and bias alone, never on M, on the
 // other rows or on the thread count. A packed batch therefore equals each of its sequences alone,
 // and one decoding step equals the same row of a prefill. (BLIS, one thread a column range, without
-// its small-matrix path, which regroups the sum by shape; few rows take a bandwidth-bound kernel of
-// ours that adds in the same order.)
+// its small-matrix path, which regroups the sum by shape. Its loops and packing are ours where they
+// give the same bits; few rows take a bandwidth-bound kernel of ours that adds in the same order.)
 // bf16 weights are widened, which is exact: the bits are those of the same weights in fp32.
 // `bias` may be null. y must not overlap the inputs. Shapes are the caller's invariant (checked).
 void Linear(ThreadPool& pool, ConstMatrix x, WeightMatrix w, const float* bias, Matrix y);

@@ -39,8 +39,9 @@ constexpr int64_t kDModel = 768, kDInner = 1536, kDState = 16, kDtRank = 48;
 // x w^T for M tokens. Weights of several layers, 200 MB, are used in turn, as in a decode: none is
 // in a cache when its turn comes.
 enum class Weights { kWarm, kCold };
+enum class Way { kLinear, kPacked, kBlis };
 template <typename T>
-void Gemm(State& state, Weights place, bool own) {
+void Gemm(State& state, Weights place, Way way) {
   const int64_t M = state.range(0), N = state.range(1), K = state.range(2);
   ThreadPool pool(static_cast<int>(state.range(3)));
   const int64_t bytes = N * K * sizeof(T);
@@ -55,8 +56,10 @@ void Gemm(State& state, Weights place, bool own) {
     const WeightMatrix weights{w + layer++ % layers * N * K, type, N, K, K};
     const ConstMatrix rows{x.data(), M, K, K};
     const Matrix out{y.data(), M, N, N};
-    if (own) {
+    if (way == Way::kLinear) {
       Linear(pool, rows, weights, nullptr, out);
+    } else if (way == Way::kPacked) {
+      PackedGemm(rows, weights, /*accumulate=*/false, out);
     } else {
       BlisLinear(rows, weights, out);
     }
@@ -66,11 +69,14 @@ void Gemm(State& state, Weights place, bool own) {
   state.counters["FLOP/s"] = Counter(2.0 * M * N * K, rate);
   state.counters["B/s"] = Counter(static_cast<double>(bytes), rate, Counter::kIs1024);
 }
-void Linear(State& state) { Gemm<float>(state, Weights::kWarm, /*own=*/true); }
-void LinearBf16(State& state) { Gemm<uint16_t>(state, Weights::kWarm, /*own=*/true); }
-void LinearColdWeights(State& state) { Gemm<float>(state, Weights::kCold, /*own=*/true); }
-void LinearColdBf16(State& state) { Gemm<uint16_t>(state, Weights::kCold, /*own=*/true); }
-void BlisColdWeights(State& state) { Gemm<float>(state, Weights::kCold, /*own=*/false); }
+void Linear(State& state) { Gemm<float>(state, Weights::kWarm, Way::kLinear); }
+void LinearBf16(State& state) { Gemm<uint16_t>(state, Weights::kWarm, Way::kLinear); }
+void LinearColdWeights(State& state) { Gemm<float>(state, Weights::kCold, Way::kLinear); }
+void LinearColdBf16(State& state) { Gemm<uint16_t>(state, Weights::kCold, Way::kLinear); }
+void BlisColdWeights(State& state) { Gemm<float>(state, Weights::kCold, Way::kBlis); }
+void BlisColdBf16(State& state) { Gemm<uint16_t>(state, Weights::kCold, Way::kBlis); }
+void PackedColdWeights(State& state) { Gemm<float>(state, Weights::kCold, Way::kPacked); }
+void PackedColdBf16(State& state) { Gemm<uint16_t>(state, Weights::kCold, Way::kPacked); }
 
 // How fast this machine reads memory at all: the limit of a decode.
 void ReadMemory(State& state) {
@@ -256,6 +262,13 @@ void DecodeSizes(benchmark::internal::Benchmark* bench) {
     bench->Args({rows, 50280, kDModel, kThreads});  // the vocabulary head
   }
 }
+// Of one thread: where packing the weights for BLIS pays.
+void ColdPrefillSizes(benchmark::internal::Benchmark* bench) {
+  for (const int64_t rows : {16, 64, 96, 128, 256, 512, 1024}) {
+    bench->Args({rows, 2 * kDInner, kDModel, 1});
+  }
+  bench->Args({512, kDModel, kDInner, 1});
+}
 template <int64_t kThreads>
 void ScanSizes(benchmark::internal::Benchmark* bench) {
   for (const int64_t d_state : {8, 16, 64}) bench->Args({1024, 1, d_state, kThreads});
@@ -288,9 +301,10 @@ BENCHMARK(LinearColdBf16)
     ->Apply(DecodeSizes<2>)
     ->ArgNames({"M", "N", "K", "threads"})
     ->UseRealTime();
-BENCHMARK(BlisColdWeights)
-    ->ArgsProduct({{1, 8, 16}, {2 * kDInner}, {kDModel}, {1}})
-    ->ArgNames({"M", "N", "K", "threads"});
+BENCHMARK(BlisColdWeights)->Apply(ColdPrefillSizes)->ArgNames({"M", "N", "K", "threads"});
+BENCHMARK(PackedColdWeights)->Apply(ColdPrefillSizes)->ArgNames({"M", "N", "K", "threads"});
+BENCHMARK(BlisColdBf16)->Apply(ColdPrefillSizes)->ArgNames({"M", "N", "K", "threads"});
+BENCHMARK(PackedColdBf16)->Apply(ColdPrefillSizes)->ArgNames({"M", "N", "K", "threads"});
 BENCHMARK(ReadMemory)->Arg(1)->ArgName("threads");
 BENCHMARK(ReadMemory)->Arg(2)->ArgName("threads")->UseRealTime();
 BENCHMARK(Scan)->Apply(ScanSizes<1>)->ArgNames({"tokens", "sequences", "d_state", "threads"});

@@ -72,7 +72,7 @@ constexpr int64_t kLengths[] = {1,   3,   4,   5,   48,  255, 256, 257,
 
 TEST(Linear, EqualsTheSum) {
   ThreadPool pool(2);
-  for (const int64_t M : {1, 2, 5, 16, 17, 112, 113}) {
+  for (const int64_t M : {1, 2, 5, 16, 17, 72, 73, 112, 113}) {
     for (const int64_t N : {1, 15, 16, 17, 33, 100}) {
       for (const int64_t K : {1, 3, 48, 300, 777}) {
         SCOPED_TRACE(testing::Message() << M << " x " << N << " x " << K);
@@ -120,7 +120,7 @@ TEST(Linear, ARowHasTheBitsItHasAmongAnyOthers) {
 
 TEST(Linear, TheThreadCountChangesNoBit) {
   ThreadPool one(1);
-  for (const int64_t M : {1, 7, 17, 64, 112, 113, 200}) {
+  for (const int64_t M : {1, 7, 17, 72, 73, 112, 113, 200}) {
     for (const int64_t N : {16, 40, 250}) {
       const Layer layer = RandomLayer(M, N, /*K=*/400);
       const std::vector<float> expected = Output(one, layer);
@@ -142,7 +142,7 @@ TEST(Linear, Bf16WeightsGiveTheBitsOfTheSameWeightsInFp32) {
         const std::vector<float> x = Random(200 * K, 1), bias = Random(N, 3);
         std::vector<float> expected(200 * N);
         Linear(one, View(x, 200, K), w.Wide(), bias.data(), {expected.data(), 200, N, N});
-        for (const int64_t M : {1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 113, 130, 192, 193}) {
+        for (const int64_t M : {1, 2, 3, 5, 8, 9, 16, 17, 33, 72, 73, 113, 130, 192, 193}) {
           for (ThreadPool* pool : {&one, &two}) {
             std::vector<float> y(M * N, std::nanf(""));
             Linear(*pool, View(x, M, K), w.Narrow(), bias.data(), {y.data(), M, N, N});
@@ -185,7 +185,7 @@ TEST(Linear, OfNoRowsWritesNothing) {
 void ExpectFewRowsToHaveTheBitsOfBlis() {
   for (const int64_t K : kLengths) {
     for (const int64_t N : {16, 17, 31, 33, 75}) {
-      const int64_t M = FewRowsLimit(ElementType::kBF16) + 1;
+      const int64_t M = kFewRowsLimit + 1;
       const std::vector<float> x = Random(M * K, 1);
       const Bf16Weights w(N, K, K);
       std::vector<float> expected(M * N);
@@ -206,6 +206,33 @@ void ExpectFewRowsToHaveTheBitsOfBlis() {
   }
 }
 
+// Around the tiles (32 x 12, 16 x 6) and the rows packed at a time (480 and 3072, 168 and 4080).
+void ExpectPackedGemmToHaveTheBitsOfBlis() {
+  std::vector<std::tuple<int64_t, int64_t, int64_t>> sizes = {
+      {1, 1, 1}, {500, 3, 300}, {3, 500, 300}, {3100, 5, 3}, {5, 4100, 3}};
+  for (const int64_t K : kLengths) {
+    for (const int64_t N : {1, 16, 31, 80, 100}) {
+      for (const int64_t M : {1, 6, 11, 12, 28, 65}) sizes.emplace_back(M, N, K);
+    }
+  }
+  for (const auto& [M, N, K] : sizes) {
+    const int64_t pad = M % 2 * 3;
+    const std::vector<float> x = Random(M * (K + pad), 1), before = Random(M * (N + pad), 3);
+    const Bf16Weights w(N, K, K + pad);
+    for (const bool accumulate : {false, true}) {
+      std::vector<float> expected = before;
+      BlisGemm({x.data(), M, K, K + pad}, w.Wide(), accumulate ? 1.0f : 0.0f,
+               {expected.data(), M, N, N + pad});
+      for (const WeightMatrix& weights : {WeightMatrix(w.Wide()), w.Narrow()}) {
+        std::vector<float> actual = before;
+        ASSERT_TRUE(PackedGemm({x.data(), M, K, K + pad}, weights, accumulate,
+                               {actual.data(), M, N, N + pad}));
+        ASSERT_TRUE(SameBits(actual, expected)) << M << " x " << N << " x " << K;
+      }
+    }
+  }
+}
+
 TEST(FewRows, HaveTheBitsOfBlisOnEveryTargetThatFusesMultiplyAdd) {
   int64_t fused = 0;
   OnEveryTarget([&] {
@@ -221,7 +248,7 @@ TEST(FewRows, HaveTheBitsOfBlisOnEveryTargetThatFusesMultiplyAdd) {
 
 #if defined(__x86_64__)
 // BLIS reads BLIS_ARCH_TYPE once in a process, so each choice gets one of its own.
-TEST(FewRowsDeathTest, HaveTheBitsOfBlisWithItsAvx2KernelsToo) {
+TEST(GemmDeathTest, OurKernelsHaveTheBitsOfBlisWithItsAvx2KernelsToo) {
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) GTEST_SKIP();
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   setenv("BLIS_ARCH_TYPE", "3", /*overwrite=*/1);  // haswell in Debian's BLIS 0.9
@@ -231,6 +258,8 @@ TEST(FewRowsDeathTest, HaveTheBitsOfBlisWithItsAvx2KernelsToo) {
         if (CheckGemm(pool).implementation.find("haswell") == std::string::npos) std::exit(2);
         if (!FewRowsHaveTheBitsOfBlis()) std::exit(3);
         ExpectFewRowsToHaveTheBitsOfBlis();
+        if (!PackedGemmHasTheBitsOfBlis()) std::exit(5);
+        ExpectPackedGemmToHaveTheBitsOfBlis();
         std::exit(testing::Test::HasFailure() ? 4 : 0);
       },
       testing::ExitedWithCode(0), "");
@@ -251,6 +280,13 @@ TEST(LinearDeathTest, StaysRowInvariantWhereTheOrderOfBlisCannotBeFollowed) {
   unsetenv("BLIS_ARCH_TYPE");
 }
 #endif
+
+TEST(PackedGemm, HasTheBitsOfBlisOnEveryTarget) {
+  OnEveryTarget([] {
+    EXPECT_TRUE(PackedGemmHasTheBitsOfBlis());
+    ExpectPackedGemmToHaveTheBitsOfBlis();
+  });
+}
 
 TEST(GemmBlock, AddsToWhatIsThereOrReplacesIt) {
   const int64_t M = 33, N = 21, K = 70;
