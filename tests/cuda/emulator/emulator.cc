@@ -2,6 +2,7 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <deque>
 #include <memory>
@@ -155,11 +156,35 @@ void FinishCopies(size_t but_last) {
 
 void Barrier() { Yield(At::kBarrier); }
 
+bool BarrierOr(bool vote) {
+  static bool votes = false;
+  votes = votes || vote;
+  Barrier();
+  const bool any = votes;
+  Barrier();  // all have read
+  votes = false;
+  Barrier();  // nobody votes again before it is cleared
+  return any;
+}
+
 }  // namespace emulator
 
 namespace {
 constexpr size_t kTotalBytes = size_t{8} << 30;
+size_t used_bytes = 0;
 cudaError_t last_error = cudaSuccess;
+
+// Device memory starts as NaN and stands between guards that its end finds unharmed: what was never
+// written must not look like a result, and nothing may be written beyond.
+constexpr size_t kGuard = 256;
+constexpr size_t kMostFilled = size_t{64} << 20;  // larger ones are not touched: they cost memory
+constexpr int kGuardByte = 0xa5;
+
+size_t Rounded(size_t bytes) { return (bytes + kGuard - 1) / kGuard * kGuard; }
+bool Unharmed(const char* guard, size_t bytes) {
+  return std::all_of(guard, guard + bytes,
+                     [](char c) { return static_cast<unsigned char>(c) == kGuardByte; });
+}
 }  // namespace
 
 const char* cudaGetErrorName(cudaError_t) { return "emulated error"; }
@@ -175,18 +200,40 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-  *free = *total = kTotalBytes;
+  *free = kTotalBytes - used_bytes;
+  *total = kTotalBytes;
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t*, unsigned) { return cudaSuccess; }
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
-  if (bytes > kTotalBytes) return last_error = cudaErrorMemoryAllocation;
-  *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  if (bytes > kTotalBytes - used_bytes) return last_error = cudaErrorMemoryAllocation;
+  used_bytes += bytes;
+  const size_t tail = Rounded(bytes) - bytes + kGuard;
+  auto* first = static_cast<char*>(std::aligned_alloc(kGuard, kGuard + bytes + tail));
+  std::memset(first, kGuardByte, kGuard);
+  std::memcpy(first, &bytes, sizeof(bytes));
+  std::memset(first + kGuard, 0xff, bytes <= kMostFilled ? bytes : 0);
+  std::memset(first + kGuard + bytes, kGuardByte, tail);
+  *memory = first + kGuard;
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
+  char* first = static_cast<char*>(memory) - kGuard;
+  size_t bytes;
+  std::memcpy(&bytes, first, sizeof(bytes));
+  MS_CHECK(Unharmed(first + sizeof(bytes), kGuard - sizeof(bytes)));
+  MS_CHECK(Unharmed(first + kGuard + bytes, Rounded(bytes) - bytes + kGuard));
+  used_bytes -= bytes;
+  std::free(first);
+  return cudaSuccess;
+}
+cudaError_t cudaMallocHost(void** memory, size_t bytes) {
+  *memory = std::malloc(bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* memory) {
   std::free(memory);
   return cudaSuccess;
 }

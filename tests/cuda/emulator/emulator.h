@@ -28,10 +28,12 @@ void CopyLater(void* to, const void* from, size_t bytes);
 void CommitCopies();
 void FinishCopies(size_t but_last);  // carries out all batches but the last ones
 void Barrier();
+bool BarrierOr(bool vote);  // whether any thread of the block voted so
 
 }  // namespace emulator
 
 inline void __syncthreads() { emulator::Barrier(); }
+inline int __syncthreads_or(int vote) { return emulator::BarrierOr(vote != 0) ? 1 : 0; }
 inline float __shfl_xor_sync(unsigned, float value, int lane_mask) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));

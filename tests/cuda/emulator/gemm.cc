@@ -2,6 +2,9 @@
 // the way that bf16 weights meet fp32 activations.
 #include "server/kernels/cuda/gemm.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "server/base/check.h"
 #include "server/base/status.h"
 #include "server/kernels/cuda/gemm_parts.h"
@@ -17,12 +20,18 @@ Gemm::~Gemm() = default;
 absl::StatusOr<Gemm> Gemm::Create() { return Gemm(std::make_unique<State>()); }
 
 int64_t Gemm::LinearScratchBytes(const WeightMatrix& w, int64_t rows) {
-  return w.type == ElementType::kF32 ? 0 : kParts * rows * (w.cols * 2 + w.rows * 4);
+  return w.type == ElementType::kF32 ? 0 : RowsCovered(kParts * rows) * (w.cols * 2 + w.rows * 4);
 }
 
 absl::Status Gemm::Linear(const float* x, int64_t x_stride, int64_t rows, const WeightMatrix& w,
                           const float* bias, float* y, int64_t y_stride, void* scratch,
                           cudaStream_t stream) {
+  MS_CHECK(x_stride >= w.cols && y_stride >= w.rows && w.stride >= w.cols);
+  for (const void* p : {static_cast<const void*>(x), w.data, static_cast<const void*>(y),
+                        static_cast<const void*>(scratch)}) {
+    MS_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0);
+  }
+  MS_CHECK(w.type == ElementType::kF32 || scratch != nullptr);
   const auto multiply = [&](int64_t count, const auto& left, const auto& right, float* out,
                             int64_t stride) {
     for (int64_t m = 0; m < count; ++m) {
@@ -31,6 +40,9 @@ absl::Status Gemm::Linear(const float* x, int64_t x_stride, int64_t rows, const 
         for (int64_t k = 0; k < w.cols; ++k) sum += double{left(m, k)} * right(n, k);
         out[m * stride + n] = static_cast<float>(sum);
       }
+    }
+    for (int64_t m = count; m < RowsCovered(count); ++m) {  // as the real one overwrites them
+      std::fill_n(out + m * stride, w.rows, std::nanf(""));
     }
   };
   if (w.type == ElementType::kF32) {
@@ -41,7 +53,7 @@ absl::Status Gemm::Linear(const float* x, int64_t x_stride, int64_t rows, const 
     return bias == nullptr ? absl::OkStatus() : AddBias(bias, rows, w.rows, y, y_stride, stream);
   }
   auto* sums = static_cast<float*>(scratch);
-  auto* parts = reinterpret_cast<uint16_t*>(sums + kParts * rows * w.rows);
+  auto* parts = reinterpret_cast<uint16_t*>(sums + RowsCovered(kParts * rows) * w.rows);
   RETURN_IF_ERROR(SplitRows(x, x_stride, rows, w.cols, w.cols, parts, stream));
   const auto* weights = static_cast<const uint16_t*>(w.data);
   multiply(
