@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The device kernels on a GPU: built from source by the machine's own nvcc, held against the CPU
 # reference and against their promises (a row's bits depend on that row alone), timed against
-# rooflines. Needs nvcc, cuBLAS (of the toolkit or of PyTorch's wheels), g++ and build-gpu/needs
-# (tests/gpu/pack.sh); no gRPC, no protobuf. Skips where there is no GPU. The last line is the sum.
+# rooflines; then whole models against the oracle and the CPU, where PyTorch brings LibTorch. Needs
+# nvcc, cuBLAS (of the toolkit or of PyTorch's wheels), g++ and build-gpu/needs (tests/gpu/pack.sh);
+# no gRPC, no protobuf. Skips where there is no GPU. The last line is the sum.
 #
 #   bash tests/gpu/run.sh [--build]    --build: compiles for sm_90 even where there is no GPU
 set -euo pipefail
@@ -42,10 +43,16 @@ for file in "$cublas_header" "$cublas" "$runtime_header" "$runtime"; do
   [ -n "$file" ] || skip_all "no cuBLAS or CUDA headers below $toolkit $wheels"
 done
 
+# Whole models need LibTorch for reading weights.
+torch=$(python3 -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])' 2>/dev/null || true)
+models=true
+[ -n "$torch" ] && [ -f "$torch/include/ATen/ATen.h" ] && [ -f "$out/needs/lib/libblis.a" ] || models=false
+
 say "build with $("$nvcc" --version | grep release) for sm_$capability"
 include="-I. -isystem $out/needs/include -isystem $(dirname "$runtime_header") -isystem $(dirname "$cublas_header")"
 device="-std=c++20 -O3 -DNDEBUG --fmad=false --ftz=true -arch=sm_$capability -Xptxas=-v"
-host="-std=c++20 -O2 -DNDEBUG -ffp-contract=off -Wall -Wextra"
+host="-std=c++20 -O2 -DNDEBUG -ffp-contract=off -Wall -Wextra -DMAMBASCOPE_CUDA=1 -DMAMBASCOPE_SOURCE_DIR=\"$PWD\""
+if $models; then host+=" -isystem $torch/include"; fi
 # Each variant in its folder: as it is served, and without the one function that a CPU lacks, so
 # that bits can be compared.
 compile() {   # compile VARIANT SOURCE
@@ -61,9 +68,16 @@ export -f compile
 export out nvcc device host include
 mkdir -p "$out/fast" "$out/bits"
 kernels="server/base/thread_pool.cc server/kernels/reference.cc $(ls server/kernels/cuda/*.cu server/kernels/cuda/*.cc)"
+tests=$(ls tests/gpu/*_test.cc | grep -v model_test)
+whole=""
+if $models; then
+  whole="tests/gpu/model_test.cc $(ls server/kernels/*.cc | grep -v reference) $(ls server/model/cuda/*.cc)
+    $(printf 'server/model/%s.cc ' checkpoint config config_file device inventory json_reader layer_trace mamba_block \
+      mamba_model mixer model_head recurrent_state safetensors vision weights)"
+fi
 for variant in fast bits; do
-  printf "$variant %s\n" $kernels tests/gpu/*_test.cc
-done | { cat; echo fast tests/gpu/bench.cc; } | xargs -P "$(nproc)" -L 1 bash -c 'compile "$1" "$2"' _ ||
+  printf "$variant %s\n" $kernels $tests
+done | { cat; printf 'fast %s\n' tests/gpu/bench.cc $whole; } | xargs -P "$(nproc)" -L 1 bash -c 'compile "$1" "$2"' _ ||
   { failed=1 failures=("build"); finish; }
 # Registers spilled to memory are a slow kernel, whatever its results.
 spills=$(grep -h 'bytes stack frame' "$out"/fast/*.cu.o.log | grep -vc ' 0 bytes stack frame' || true)
@@ -77,14 +91,26 @@ link() {   # link PROGRAM OBJECTS...
 }
 objects() { printf "$out/$1/%s.o\n" $(tr / _ <<<"$2"); }
 for variant in fast bits; do
-  link "$out/$variant/gpu_test" $(objects $variant "$(echo $kernels tests/gpu/*_test.cc)")
+  link "$out/$variant/gpu_test" $(objects $variant "$(echo $kernels $tests)")
 done
+if $models; then
+  link "$out/model_test" $(objects fast "$(echo $kernels $whole)") -Xlinker --exclude-libs=libblis.a \
+    -Xlinker "$out/needs/lib/libhwy.so.1" -Xlinker -rpath="$PWD/$out/needs/lib" -Xlinker "$torch/lib/libtorch_cpu.so" \
+    -Xlinker "$torch/lib/libc10.so" -Xlinker -rpath="$torch/lib" -Xlinker --unresolved-symbols=ignore-in-shared-libs -ldl
+fi
 link "$out/bench" $(objects fast "$(echo $kernels tests/gpu/bench.cc)")
 $gpu || skip_all "no GPU here; everything compiled"
 
 say "tests"
 check_gtest "device kernels" "$out/fast/gpu_test"
 check_gtest "device kernels, bit for bit" "$out/bits/gpu_test" --gtest_filter=-'*Bf16*'
+
+if $models; then
+  check_gtest "models on the device" "$out/model_test"
+else
+  skipped=$((skipped + 1))
+  echo "SKIP  models on the device: no PyTorch with headers here, or build-gpu/needs is of an older pack.sh"
+fi
 
 say "speed"
 "$out/bench" || { failed=$((failed + 1)); failures+=("benchmark"); }
