@@ -14,6 +14,9 @@ grpc::ServerUnaryReactor* ModelService::ListModels(grpc::CallbackServerContext* 
       *reply->add_models() =
           serving::DescribeModel(*served, backend_.admission->limits().max_input_tokens);
     }
+    for (const serving::FailedModel& failed : backend_.repository->failed()) {
+      *reply->add_models() = serving::DescribeFailed(failed);
+    }
     return absl::OkStatus();
   };
   return ReplyOnce<v1::ListModelsRequest, v1::ListModelsResponse>(backend_, "ListModels", context,

@@ -75,6 +75,15 @@ v1::Model DescribeModel(const ServedModel& served, int32_t max_input_tokens) {
   return out;
 }
 
+v1::Model DescribeFailed(const FailedModel& failed) {
+  v1::Model out;
+  out.set_name(failed.name);
+  out.set_version(failed.version);
+  out.set_state(v1::MODEL_STATE_FAILED);
+  out.set_state_message(failed.message);
+  return out;
+}
+
 absl::StatusOr<v1::GetModelResponse> DescribeModelWithMethods(const ServedModel& served,
                                                               int32_t length,
                                                               int32_t max_input_tokens) {

@@ -11,7 +11,10 @@ namespace mambascope::serving {
 // What ModelService says of a served model.
 v1::Model DescribeModel(const ServedModel& served, int32_t max_input_tokens);
 
-// The same with every method, priced with its default options for `length` tokens (0 = 128).
+// And of one that could not be loaded.
+v1::Model DescribeFailed(const FailedModel& failed);
+
+// What it says of a served model, with every method, priced with its default options for `length` tokens (0 = 128).
 // kInvalidArgument if the length is outside 1 to max_input_tokens.
 absl::StatusOr<v1::GetModelResponse> DescribeModelWithMethods(const ServedModel& served,
                                                               int32_t length,

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "server/base/status.h"
 #include "server/model/config_file.h"
+#include "server/observe/log.h"
 
 namespace mambascope::serving {
 namespace {
@@ -158,6 +161,26 @@ absl::StatusOr<ModelSource> ParseModelSource(const std::string& text) {
   return source;
 }
 
+namespace {
+
+absl::Status CheckGivenOnce(const std::vector<ModelSource>& sources) {
+  std::set<std::pair<std::string, std::string>> seen;
+  for (const ModelSource& source : sources) {
+    if (seen.emplace(source.name, source.version).second) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("model '", source.name, "@", source.version, "' is given twice"));
+  }
+  return absl::OkStatus();
+}
+
+// What clients may read of a failure.
+std::string WithoutPath(const ModelSource& source, const absl::Status& status) {
+  return absl::StrReplaceAll(status.message(), {{absl::StrCat(" in '", source.folder, "'"), ""},
+                                                {absl::StrCat(source.folder, "/"), ""}});
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<const ModelRepository>> ModelRepository::Load(
     const std::vector<std::string>& sources, const std::string& repository_folder,
     const model::Device& device) {
@@ -172,16 +195,23 @@ absl::StatusOr<std::unique_ptr<const ModelRepository>> ModelRepository::Load(
   if (all.empty()) {
     return absl::InvalidArgumentError("no model: give --model name=DIR or --model_repository DIR");
   }
+  RETURN_IF_ERROR(CheckGivenOnce(all));
   auto repository = std::make_unique<ModelRepository>();
+  absl::Status first_failure;
   for (const ModelSource& source : all) {
-    ASSIGN_OR_RETURN(auto served, LoadOne(source, device));
-    for (const auto& other : repository->models_) {
-      if (other->name == served->name && other->version == served->version) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("model '", source.name, "@", source.version, "' is given twice"));
-      }
+    auto served = LoadOne(source, device);
+    if (served.ok()) {
+      repository->models_.push_back(*std::move(served));
+      continue;
     }
-    repository->models_.push_back(std::move(served));
+    first_failure.Update(served.status());
+    repository->failed_.push_back(
+        {source.name, source.version, WithoutPath(source, served.status())});
+  }
+  if (repository->models_.empty()) return first_failure;
+  for (const FailedModel& failed : repository->failed_) {
+    observe::Log(observe::LogLevel::kError, "model failed to load",
+                 {{"model", failed.name}, {"version", failed.version}, {"reason", failed.message}});
   }
   std::sort(repository->models_.begin(), repository->models_.end(),
             [](const auto& a, const auto& b) {
@@ -198,6 +228,11 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> ModelRepository::Find(
   for (const auto& served : models_) {
     if (served->name == base && (at == absl::string_view::npos || served->version == version)) {
       return served;
+    }
+  }
+  for (const FailedModel& failed : failed_) {
+    if (failed.name == base && (at == absl::string_view::npos || failed.version == version)) {
+      return absl::FailedPreconditionError(failed.message);
     }
   }
   const std::string existing =

@@ -30,23 +30,32 @@ struct ModelSource {
 };
 absl::StatusOr<ModelSource> ParseModelSource(const std::string& text);
 
+// One that could not be loaded, and why, without the paths of this machine.
+struct FailedModel {
+  std::string name, version, message;
+};
+
 // The models of this process. Threads: const after Load.
 class ModelRepository {
  public:
   // Loads the sources and everything in `repository_folder` ("" = none), which is laid out as
-  // <model>/<version>/ with a Hugging Face folder in each. All must load: the first failure is
-  // returned, naming the model. They run on `device`.
+  // <model>/<version>/ with a Hugging Face folder in each. One that fails is logged and listed and
+  // harms no other; if all do, the first failure is returned, naming the model. They run on
+  // `device`.
   static absl::StatusOr<std::unique_ptr<const ModelRepository>> Load(
       const std::vector<std::string>& sources, const std::string& repository_folder,
       const model::Device& device = {});
 
-  // `name` (its newest version) or `name@version`; kNotFound names what exists.
+  // `name` (its newest version) or `name@version`; kNotFound names what exists, kFailedPrecondition
+  // says why a model could not be loaded.
   absl::StatusOr<std::shared_ptr<const ServedModel>> Find(absl::string_view name) const;
   // By name, newest version first.
   const std::vector<std::shared_ptr<const ServedModel>>& models() const { return models_; }
+  const std::vector<FailedModel>& failed() const { return failed_; }
 
  private:
   std::vector<std::shared_ptr<const ServedModel>> models_;
+  std::vector<FailedModel> failed_;
 };
 
 }  // namespace mambascope::serving

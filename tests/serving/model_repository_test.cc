@@ -6,11 +6,14 @@
 #include <filesystem>
 #include <fstream>
 
+#include "server/observe/log.h"
+
 namespace mambascope::serving {
 namespace {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
+using testing::Not;
 
 const std::string kRoot = MAMBASCOPE_SOURCE_DIR;
 
@@ -79,6 +82,27 @@ TEST(ModelRepository, SaysWhatIsWrongWithAFolder) {
   CopyTiny(folder / "words");
   std::ofstream(folder / "words" / "tokenizer.json") << "{";
   EXPECT_THAT(Failure({"w=" + (folder / "words").string()}), HasSubstr("tokenizer.json"));
+}
+
+TEST(ModelRepository, AModelThatFailsIsListedAndHarmsNoOther) {
+  observe::SetLogLevel(observe::LogLevel::kOff);
+  TemporaryFolder folder;
+  CopyTiny(folder / "m" / "1");
+  CopyTiny(folder / "m" / "2");
+  fs::resize_file(folder / "m" / "2" / "model.safetensors", 1000);
+  CopyTiny(folder / "broken" / "1");
+  std::ofstream(folder / "broken" / "1" / "config.json") << "{}";
+  const auto repository = ModelRepository::Load({}, folder.string());
+  ASSERT_TRUE(repository.ok()) << repository.status();
+  EXPECT_EQ((*(*repository)->Find("m"))->version, "1") << "the newest that works";
+  ASSERT_EQ((*repository)->failed().size(), 2u);
+  for (const char* name : {"broken", "broken@1", "m@2"}) {
+    const absl::Status status = (*repository)->Find(name).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(std::string(status.message()), Not(HasSubstr(folder.string())));
+  }
+  EXPECT_THAT(std::string((*repository)->Find("broken").status().message()),
+              HasSubstr("config.json: model_type: is missing"));
 }
 
 TEST(ModelRepository, AVocabularySmallerThanTheTokenizerIsRefused) {
