@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -24,7 +25,9 @@ constexpr int64_t kAlignment = 16;  // bytes, of every pointer that a caller giv
 
 absl::Status ToStatus(cublasStatus_t status, absl::string_view what) {
   if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(what, ": cuBLASLt: ", cublasLtGetStatusName(status)));
+  const std::string message = absl::StrCat(what, ": cuBLASLt: ", cublasLtGetStatusName(status));
+  return status == CUBLAS_STATUS_ALLOC_FAILED ? absl::ResourceExhaustedError(message)
+                                              : absl::InternalError(message);
 }
 
 // What an algorithm is chosen by, in our row-major words: c [rows, cols] (+)= a [rows, depth] b
