@@ -27,9 +27,9 @@ sources() {
   echo "tests/fuzz/$1_fuzz.cc"
   case $1 in
     safetensors) echo server/model/safetensors.cc ;;
-    config) echo server/model/{config,json_reader,image,image_resample}.cc ;;
+    config) echo server/model/{config,json_reader,image_preprocessing}.cc ;;
     index) echo server/model/{checkpoint,config_file,safetensors}.cc ;;
-    image) echo server/model/{image,image_resample,json_reader}.cc ;;
+    image) echo server/model/{image,image_preprocessing,image_resample,image_source,json_reader}.cc ;;
     *) echo "unknown target $1" >&2; return 2 ;;
   esac
 }
