@@ -9,6 +9,7 @@
 #include "server/base/status.h"
 #include "server/kernels/gemm.h"
 #include "server/kernels/selective_scan.h"
+#include "server/kernels/ssd_scan.h"
 #include "server/model/config_file.h"
 #include "server/model/finite.h"
 #include "server/model/mamba_block.h"
@@ -57,48 +58,44 @@ void Embed(ThreadPool& pool, const ModelConfig& config, const WeightViews& weigh
   }
 }
 
-// Delta before softplus, bias included, into buffers.delta, and everything else.
-kernels::ScanParameters BeforeSoftplus(ThreadPool& pool, const MambaModel& model,
-                                       const SequenceTrace& trace, int32_t layer, int32_t direction,
-                                       int64_t tokens, MambaModel::ScanBuffers& buffers) {
+// Everything but delta.
+kernels::ScanParameters WithoutDelta(const MambaModel& model, const SequenceTrace& trace,
+                                     int32_t layer, int32_t direction, int64_t tokens,
+                                     MambaModel::ScanBuffers& buffers) {
   const ModelConfig& config = model.config();
   const BranchWeights& branch = model.weights().layer(layer).branches[direction];
-  const int64_t width = config.selective_width();
   MS_CHECK(tokens >= 0 && tokens <= trace.tokens);
   const float* selective = trace.layer(layer, direction).selective.data();
 
   kernels::ScanParameters scan;
   scan.tokens = tokens;
+  scan.d_inner = config.maps();
   scan.d_state = config.d_state;
-  scan.bc_stride = width;
-  if (config.family == Family::kMamba2) {
-    const int64_t heads = config.heads;
-    buffers.delta.Reserve(tokens * heads);
-    for (int64_t i = 0; i < tokens; ++i) {
-      for (int64_t h = 0; h < heads; ++h) {
-        buffers.delta[i * heads + h] = selective[i * width + h] + branch.dt_bias[h];
-      }
-    }
-    buffers.A.Reserve(config.d_state * heads);
+  scan.bc_stride = config.selective_width();
+  scan.B = selective + config.selective_width() - 2 * config.groups * config.d_state;
+  scan.C = scan.B + config.groups * config.d_state;
+  scan.A = branch.A;
+  if (config.family == Family::kMamba2) {  // one A a head, the same for every state
+    buffers.A.Reserve(config.d_state * scan.d_inner);
     for (int32_t n = 0; n < config.d_state; ++n) {
-      std::copy_n(branch.A, heads, buffers.A.data() + n * heads);
+      std::copy_n(branch.A, scan.d_inner, buffers.A.data() + n * scan.d_inner);
     }
-    scan.d_inner = heads;
     scan.A = buffers.A.data();
-    scan.B = selective + heads;
-    scan.C = scan.B + config.groups * config.d_state;
-  } else {
-    const int64_t d_inner = config.d_inner, dt_rank = config.dt_rank;
-    buffers.delta.Reserve(tokens * d_inner);
-    kernels::Linear(pool, {selective, tokens, dt_rank, width}, branch.dt_proj, branch.dt_bias,
-                    {buffers.delta.data(), tokens, d_inner, d_inner});
-    scan.d_inner = d_inner;
-    scan.A = branch.A;
-    scan.B = selective + dt_rank;
-    scan.C = scan.B + config.d_state;
   }
+  buffers.delta.Reserve(tokens * scan.d_inner);
   scan.delta = buffers.delta.data();
   return scan;
+}
+
+// The pass's dt_proj once more: delta before its softplus, bias included. Not of Mamba-2.
+void ProjectDelta(ThreadPool& pool, const MambaModel& model, const SequenceTrace& trace,
+                  int32_t layer, int32_t direction, int64_t tokens, Array<float>& delta) {
+  const ModelConfig& config = model.config();
+  const BranchWeights& branch = model.weights().layer(layer).branches[direction];
+  const int64_t width = config.selective_width(), d_inner = config.d_inner;
+  const float* selective = trace.layer(layer, direction).selective.data();
+  kernels::Linear(pool, {selective, tokens, config.dt_rank, width}, branch.dt_proj, branch.dt_bias,
+                  {delta.data(), tokens, d_inner, d_inner});
 }
 
 }  // namespace
@@ -174,11 +171,16 @@ kernels::ScanParameters MambaModel::ScanParametersOf(ThreadPool& pool, const Seq
                                                      int32_t layer, int32_t direction,
                                                      int64_t tokens, ScanBuffers& buffers) const {
   const kernels::ScanParameters scan =
-      BeforeSoftplus(pool, *this, trace, layer, direction, tokens, buffers);
-  const std::span<float> values(buffers.delta.data(), tokens * scan.d_inner);
-  kernels::Softplus(pool, values, values);
+      WithoutDelta(*this, trace, layer, direction, tokens, buffers);
   if (config_.family == Family::kMamba2) {
-    for (float& delta : values) delta = std::clamp(delta, config_.delta_min, config_.delta_max);
+    const float* dt = trace.layer(layer, direction).selective.data();
+    kernels::SsdDelta(pool, dt, config_.selective_width(),
+                      weights_->layer(layer).branches[direction].dt_bias, config_.delta_min,
+                      config_.delta_max, tokens, config_.heads, buffers.delta.data());
+  } else {
+    ProjectDelta(pool, *this, trace, layer, direction, tokens, buffers.delta);
+    const std::span<float> values(buffers.delta.data(), tokens * scan.d_inner);
+    kernels::Softplus(pool, values, values);
   }
   return scan;
 }
@@ -188,7 +190,18 @@ kernels::ScanParameters MambaModel::ReluScanParametersOf(ThreadPool& pool,
                                                          int32_t direction, int64_t tokens,
                                                          ScanBuffers& buffers) const {
   const kernels::ScanParameters scan =
-      BeforeSoftplus(pool, *this, trace, layer, direction, tokens, buffers);
+      WithoutDelta(*this, trace, layer, direction, tokens, buffers);
+  if (config_.family == Family::kMamba2) {
+    const float* dt = trace.layer(layer, direction).selective.data();
+    const float* bias = weights_->layer(layer).branches[direction].dt_bias;
+    for (int64_t i = 0; i < tokens; ++i, dt += config_.selective_width()) {
+      for (int64_t h = 0; h < scan.d_inner; ++h) {
+        buffers.delta[i * scan.d_inner + h] = std::max(dt[h] + bias[h], 0.0f);
+      }
+    }
+    return scan;
+  }
+  ProjectDelta(pool, *this, trace, layer, direction, tokens, buffers.delta);
   pool.Split(tokens * scan.d_inner, 16, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) buffers.delta[i] = std::max(buffers.delta[i], 0.0f);
   });
