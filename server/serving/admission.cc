@@ -366,11 +366,12 @@ absl::StatusOr<std::unique_ptr<Call>> Admission::Admit(v1::PredictRequest reques
   CheckStops(request.generation(), *model, violations);
   const InputLimits limits{limits_.max_input_tokens, limits_.max_text_bytes};
   RETURN_IF_ERROR(CheckSupport(request, *model));
-  ASSIGN_OR_RETURN(const MemoryBudget::Reservation room,
-                   ReserveReading(ReadingBytes(request, *model, limits)));
+  ASSIGN_OR_RETURN(MemoryBudget::Reservation room,
+                   ReserveInput(ReadingBytes(request, *model, limits)));
   const absl::Time begin = clock_->Now();
   Input input = ReadInput(request, *model, limits, violations);
   const absl::Duration tokenize = clock_->Now() - begin;
+  room = {};
 
   auto call = std::make_unique<Call>();
   call->explanations = PlanExplanations(request, input.length, *model, violations);
@@ -391,6 +392,8 @@ absl::StatusOr<std::unique_ptr<Call>> Admission::Admit(v1::PredictRequest reques
                              budget_->free(), " of ", budget_->total(), " are free")),
                          absl::Seconds(1));
   }
+  // An image waits in the queue at its full size, which a few encoded bytes can ask for.
+  ASSIGN_OR_RETURN(call->input_memory, ReserveInput(input.image.size() * sizeof(float)));
 
   call->request_id = std::move(request_id);
   call->model = std::move(model);
@@ -426,11 +429,15 @@ absl::StatusOr<std::unique_ptr<Call>> Admission::Admit(v1::PredictRequest reques
 
 // Tokenising and decoding run on gRPC's threads and take memory for every byte of text and every
 // pixel: their budget bounds both.
-absl::StatusOr<MemoryBudget::Reservation> Admission::ReserveReading(int64_t bytes) const {
-  std::optional<MemoryBudget::Reservation> room = reading_.Reserve(bytes);
+absl::StatusOr<MemoryBudget::Reservation> Admission::ReserveInput(int64_t bytes) const {
+  if (bytes > inputs_.total()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "input: it takes ", bytes, " bytes of memory, more than the limit ", inputs_.total()));
+  }
+  std::optional<MemoryBudget::Reservation> room = inputs_.Reserve(bytes);
   if (room.has_value()) return *std::move(room);
   return WithRetryInfo(
-      absl::ResourceExhaustedError("input: other large inputs are being read at the moment"),
+      absl::ResourceExhaustedError("input: other large inputs hold the memory at the moment"),
       absl::Seconds(1));
 }
 
@@ -444,7 +451,7 @@ absl::StatusOr<v1::TokenizeResponse> Admission::Tokenize(const v1::TokenizeReque
   v1::TokenizeResponse response;
   if (request.text().empty() && model->tokenizer != nullptr) return response;
   ASSIGN_OR_RETURN(const MemoryBudget::Reservation room,
-                   ReserveReading(TokenizingBytes(request.text().size(), limits)));
+                   ReserveInput(TokenizingBytes(request.text().size(), limits)));
   for (v1::Token& token : ReadText(request.text(), *model, limits, violations)) {
     *response.add_tokens() = std::move(token);
   }

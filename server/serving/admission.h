@@ -50,15 +50,16 @@ class Admission {
   const AdmissionLimits& limits() const { return limits_; }
 
  private:
-  absl::StatusOr<MemoryBudget::Reservation> ReserveReading(int64_t bytes) const;
+  absl::StatusOr<MemoryBudget::Reservation> ReserveInput(int64_t bytes) const;
 
   const ModelRepository* repository_;
   MemoryBudget* budget_;
   observe::Metrics* metrics_;
   const Clock* clock_;
   const AdmissionLimits limits_;
-  // Two texts of a MiB at a time, or hundreds of short ones.
-  mutable MemoryBudget reading_{int64_t{512} << 20};
+  // Of inputs while they are read, and of images until their call ends: two texts of a MiB at a
+  // time, or hundreds of short ones.
+  mutable MemoryBudget inputs_{int64_t{512} << 20};
 };
 
 }  // namespace mambascope::serving

@@ -54,7 +54,7 @@ struct Call {
   // Given back with the call.
   observe::Metrics::Held in_flight;
   observe::Metrics::Held queued;
-  MemoryBudget::Reservation memory;
+  MemoryBudget::Reservation memory, input_memory;
 };
 
 }  // namespace mambascope::serving
