@@ -4,8 +4,8 @@
 #include <cstring>
 
 // A body that the host and the device share: the device kernels are made of it, and so is the plain
-// CPU reference (reference.h), which the tests hold against the Highway kernels. So the arithmetic
-// that a GPU runs is tested where there is none.
+// CPU reference (tests/support/scalar_kernels.h), which the tests hold against the Highway kernels.
+// So the arithmetic that a GPU runs is tested where there is none.
 //
 // Contraction is off on both sides and every fused multiply-add is named, so a body gives the same
 // bits on both; the one exception is DecayPower (math_body.h).

@@ -2,9 +2,9 @@
 
 #include <vector>
 
-#include "server/kernels/reference.h"
 #include "tests/gpu/device.h"
 #include "tests/support/kernel_problems.h"
+#include "tests/support/scalar_kernels.h"
 
 namespace mambascope::kernels::cuda {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "server/kernels/reference.h"
 #include "tests/gpu/device.h"
+#include "tests/support/scalar_kernels.h"
 
 namespace mambascope::kernels::cuda {
 namespace {

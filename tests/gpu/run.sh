@@ -67,11 +67,11 @@ compile() {   # compile VARIANT SOURCE
 export -f compile
 export out nvcc device host include
 mkdir -p "$out/fast" "$out/bits"
-kernels="server/base/thread_pool.cc server/kernels/reference.cc $(ls server/kernels/cuda/*.cu server/kernels/cuda/*.cc)"
+kernels="server/base/thread_pool.cc tests/support/scalar_kernels.cc $(ls server/kernels/cuda/*.cu server/kernels/cuda/*.cc)"
 tests=$(ls tests/gpu/*_test.cc | grep -v model_test)
 whole=""
 if $models; then
-  whole="tests/gpu/model_test.cc $(ls server/kernels/*.cc | grep -v reference) $(ls server/model/cuda/*.cc)
+  whole="tests/gpu/model_test.cc $(ls server/kernels/*.cc) $(ls server/model/cuda/*.cc)
     $(printf 'server/model/%s.cc ' checkpoint config config_file device inventory json_reader layer_trace mamba_block \
       mamba_model mixer model_head recurrent_state safetensors vision weights)"
 fi

@@ -1,6 +1,6 @@
 // The plain reference is made of the bodies that the device kernels run; here it meets the Highway
 // kernels, on every instruction set of this machine.
-#include "server/kernels/reference.h"
+#include "tests/support/scalar_kernels.h"
 
 #include <cmath>
 #include <limits>

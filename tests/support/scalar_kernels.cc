@@ -1,4 +1,4 @@
-#include "server/kernels/reference.h"
+#include "tests/support/scalar_kernels.h"
 
 #include <algorithm>
 #include <vector>
