@@ -37,7 +37,7 @@ struct Setup {
 
   Setup(const v1::Explanation& explanation, const model::ModelConfig& config, int64_t length)
       : tokens(length),
-        target(PositionOf(explanation, length)),
+        target(PositionOf(explanation, config, length)),
         start_layer(explanation.attention_rollout().start_layer()),
         layers(config.layers - start_layer),
         variant(VariantOf(explanation.attention_rollout().variant())),
@@ -91,7 +91,7 @@ class Explainer : public Explaining {
  public:
   Explainer(const v1::Explanation& options, const Subject& subject)
       : subject_(subject),
-        setup_(options, subject.model->config(), subject.trace->tokens),
+        setup_(options, subject.model->config(), subject.tokens),
         reconstruction_(subject) {
     const int64_t prefix = setup_.prefix;
     if (all_rows()) {

@@ -42,7 +42,7 @@ struct Setup {
     const v1::HiddenAttention& options = explanation.hidden_attention();
     layers = LayersOf(options.layers(), config);
     part = options.part() == v1::PART_UNSPECIFIED ? v1::PART_ALPHA : options.part();
-    target = PositionOf(explanation, tokens);
+    target = PositionOf(explanation, config, tokens);
     all_rows = options.rows() != v1::ROWS_TARGET;
     prefix = all_rows ? tokens : target + 1;
     reduction = MakeReduction(IsFactor(part) ? v1::REDUCTION_CHANNELS : options.reduction(),
@@ -92,7 +92,7 @@ class Explainer : public Explaining {
  public:
   Explainer(const v1::Explanation& options, const Subject& subject)
       : subject_(subject),
-        setup_(options, subject.model->config(), subject.trace->tokens),
+        setup_(options, subject.model->config(), subject.tokens),
         attention_(setup_.Attention()),
         reconstruction_(subject),
         steps_(setup_.steps_per_layer(attention_)) {}

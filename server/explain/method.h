@@ -8,21 +8,19 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "mambascope/v1/explanation.pb.h"
-#include "server/base/thread_pool.h"
+#include "server/explain/subject.h"
 #include "server/explain/tensor_writer.h"
 #include "server/explain/violations.h"
-#include "server/model/layer_trace.h"
-#include "server/model/mamba_model.h"
+#include "server/model/config.h"
 
 namespace mambascope::explain {
 
-// What a method is asked about: one sequence's finished forward pass and the target in it. Borrowed
-// for the life of the Explaining.
-struct Subject {
-  const model::MambaModel* model = nullptr;
-  const model::SequenceTrace* trace = nullptr;  // of all `trace->tokens` prompt tokens
-  ThreadPool* pool = nullptr;
-  int32_t position = 0;  // the target's
+// What an explanation computes, in units whose speed is measured when a model is loaded.
+struct Work {
+  double forward_tokens = 0;  // tokens through all layers, without the head; backward alike
+  double gemm = 0;            // multiply-adds of matrix products beyond those
+  double map = 0;             // multiply-adds of the map kernels
+  double scan = 0;            // token x channel x state steps of scans beyond the passes'
 };
 
 // What an explanation will send and hold, known before any work.
@@ -30,6 +28,8 @@ struct Plan {
   std::vector<v1::TensorInfo> tensors;  // the first is the main one
   int64_t memory_bytes = 0;             // upper bound of what it allocates beyond the trace
   int32_t slices = 1;                   // steps of about equal work, one or more for each layer
+  bool streams = false;                 // whether it reads the trace's residual streams
+  Work work;                            // what its time is estimated from
 };
 
 // One explanation under way, cut into slices so that predictions, cancellation and slow readers can

@@ -154,7 +154,9 @@ void CheckVariant(v1::Variant variant, v1::Reduction reduction, const std::strin
   }
 }
 
-int64_t PositionOf(const v1::Explanation& explanation, int64_t tokens) {
+int64_t PositionOf(const v1::Explanation& explanation, const model::ModelConfig& config,
+                   int64_t tokens) {
+  if (config.family == model::Family::kVim) return config.vision.class_position();
   const int64_t position =
       explanation.target().has_position() ? explanation.target().position() : -1;
   // Checked where targets are; clamped here so that a plan is never for more than the input.

@@ -61,8 +61,9 @@ inline bool IsCode(v1::Variant variant) {
 void CheckVariant(v1::Variant variant, v1::Reduction reduction, const std::string& field,
                   Violations& violations);
 
-// The target's position, counted from the start.
-int64_t PositionOf(const v1::Explanation& explanation, int64_t tokens);
+// The target's position, counted from the start; of an image model its class token's.
+int64_t PositionOf(const v1::Explanation& explanation, const model::ModelConfig& config,
+                   int64_t tokens);
 
 // 0, 1, .. count - 1.
 std::vector<int32_t> Indices(int64_t count);

@@ -20,7 +20,7 @@ constexpr absl::string_view kName = "raw_attention";
 struct Setup {
   Setup(const v1::Explanation& explanation, const model::ModelConfig& config, int64_t length)
       : tokens(length),
-        target(PositionOf(explanation, length)),
+        target(PositionOf(explanation, config, length)),
         start_layer(explanation.raw_attention().start_layer()),
         layers(config.layers - start_layer),
         variant(VariantOf(explanation.raw_attention().variant())),
@@ -40,7 +40,7 @@ class Explainer : public Explaining {
  public:
   Explainer(const v1::Explanation& options, const Subject& subject)
       : subject_(subject),
-        setup_(options, subject.model->config(), subject.trace->tokens),
+        setup_(options, subject.model->config(), subject.tokens),
         reconstruction_(subject),
         sum_(setup_.target + 1, 0) {}
 

@@ -21,21 +21,32 @@ struct LayerTrace {
 };
 
 struct SequenceTrace {
-  // Room for `capacity` tokens of a whole sequence; filled piece by piece, in order.
-  SequenceTrace(const ModelConfig& config, int64_t capacity);
-  static int64_t Bytes(const ModelConfig& config, int64_t tokens);
+  // Room for `capacity` tokens of a whole sequence; filled piece by piece, in order. With a
+  // `stream_stride` s > 0 also the residual stream that enters layers 0, s, 2s, .. and the one that
+  // leaves the last layer.
+  SequenceTrace(const ModelConfig& config, int64_t capacity, int32_t stream_stride = 0);
+  static int64_t Bytes(const ModelConfig& config, int64_t tokens, int32_t stream_stride = 0);
+  // 1 where all layers' streams fit 64 MiB, else about sqrt(layers): what lies between is
+  // recomputed (StreamWalk).
+  static int32_t StreamStride(const ModelConfig& config, int64_t tokens);
 
   // `direction` 1 is Vim's backward scan, whose tokens stand in its own order, the last one first.
   LayerTrace& layer(int32_t l, int32_t direction = 0) { return layers[l * directions + direction]; }
   const LayerTrace& layer(int32_t l, int32_t direction = 0) const {
     return layers[l * directions + direction];
   }
+  // [capacity, d_model] entering layer l, or leaving the last one for l = layers; null if it was
+  // not recorded.
+  float* stream(int32_t l);
+  const float* stream(int32_t l) const { return const_cast<SequenceTrace*>(this)->stream(l); }
 
   int64_t tokens = 0;  // filled so far, in all layers once a forward pass is over
   int64_t capacity = 0;
   std::vector<int32_t> checked_channels;  // ascending, evenly spaced, at most 32
   int32_t directions = 1;
   std::vector<LayerTrace> layers;  // [layers, directions]
+  int32_t stream_stride = 0;
+  std::vector<Array<float>> streams;  // entering layers 0, s, 2s, .., and the last one leaving
 };
 
 }  // namespace mambascope::model

@@ -21,7 +21,10 @@ namespace {
 
 void CheckPiece(const ModelConfig& config, bool on_device, const Piece& piece) {
   MS_CHECK(piece.state != nullptr && piece.state->on_device() == on_device);
-  if (config.family == Family::kVim) {
+  MS_CHECK(piece.embeddings.size() % config.d_model == 0);
+  if (!piece.embeddings.empty()) {
+    MS_CHECK(piece.tokens.empty() && piece.image.empty());
+  } else if (config.family == Family::kVim) {
     const size_t side = config.vision.image_size;
     MS_CHECK(piece.tokens.empty() && piece.image.size() == 3 * side * side);
   } else {
@@ -42,8 +45,8 @@ void CheckPiece(const ModelConfig& config, bool on_device, const Piece& piece) {
 }
 
 // The stream that enters the first layer, in workspace.h.
-void Embed(ThreadPool& pool, const ModelConfig& config, const WeightViews& weights,
-           std::span<const Piece> pieces, Workspace& workspace) {
+void EmbedPieces(ThreadPool& pool, const ModelConfig& config, const WeightViews& weights,
+                 std::span<const Piece> pieces, Workspace& workspace) {
   float* h = workspace.h.data();
   for (const Piece& piece : pieces) {
     if (!piece.image.empty()) {
@@ -51,10 +54,24 @@ void Embed(ThreadPool& pool, const ModelConfig& config, const WeightViews& weigh
       h += RowsOf(config, piece) * config.d_model;
       continue;
     }
+    h = std::copy(piece.embeddings.begin(), piece.embeddings.end(), h);
     for (const int32_t token : piece.tokens) {
       kernels::WidenRow(weights.embeddings, token, h);
       h += config.d_model;
     }
+  }
+}
+
+// Into the traces that keep it: the stream that enters layer `layer`.
+void RecordStreams(const ModelConfig& config, std::span<const Piece> pieces,
+                   std::span<const int32_t> seq_start, const float* h, int32_t layer) {
+  const int64_t d_model = config.d_model;
+  for (size_t s = 0; s < pieces.size(); ++s) {
+    if (pieces[s].trace == nullptr) continue;
+    float* stream = pieces[s].trace->stream(layer);
+    if (stream == nullptr) continue;
+    std::copy(h + seq_start[s] * d_model, h + seq_start[s + 1] * d_model,
+              stream + pieces[s].trace->tokens * d_model);
   }
 }
 
@@ -126,31 +143,55 @@ absl::StatusOr<RecurrentState> MambaModel::NewState() const {
   return RecurrentState(config_, std::move(state));
 }
 
+namespace {
+
+// First row of each piece in the pass, then their number.
+absl::InlinedVector<int32_t, 17> Starts(const ModelConfig& config, std::span<const Piece> pieces) {
+  absl::InlinedVector<int32_t, 17> starts = {0};
+  for (const Piece& piece : pieces) {
+    const int64_t end = starts.back() + RowsOf(config, piece);
+    MS_CHECK(end <= std::numeric_limits<int32_t>::max());
+    starts.push_back(static_cast<int32_t>(end));
+  }
+  return starts;
+}
+
+}  // namespace
+
 absl::Status MambaModel::Forward(ThreadPool& pool, Workspace& workspace, std::span<Piece> pieces,
                                  absl::FunctionRef<bool()> stop) const {
   if (pieces.empty()) return absl::OkStatus();
-  int64_t rows = 0;
-  bool traced = false;
-  absl::InlinedVector<int32_t, 17> seq_start;
-  for (Piece& piece : pieces) {
-    CheckPiece(config_, on_device_ != nullptr, piece);
-    piece.nonfinite_layer = -1;
-    traced |= piece.trace != nullptr;
-    seq_start.push_back(static_cast<int32_t>(rows));
-    rows += RowsOf(config_, piece);
-    MS_CHECK(rows <= std::numeric_limits<int32_t>::max());
-  }
-  seq_start.push_back(static_cast<int32_t>(rows));
-
   if (on_device_ != nullptr) {
-    return on_device_->Forward(pool, workspace.device, pieces, seq_start, stop);
+    for (const Piece& piece : pieces) CheckPiece(config_, true, piece);
+    return on_device_->Forward(pool, workspace.device, pieces, Starts(config_, pieces), stop);
   }
-
-  const PackedSequences packed{pieces, seq_start, traced};
-  ReserveBlock(config_, packed, workspace);
-  Embed(pool, config_, weights_->views(), pieces, workspace);
   for (int32_t layer = 0; layer < config_.layers; ++layer) {
     if (stop()) return absl::CancelledError("stopped between layers");
+    RETURN_IF_ERROR(ForwardLayers(pool, workspace, pieces, layer, layer + 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MambaModel::ForwardLayers(ThreadPool& pool, Workspace& workspace,
+                                       std::span<Piece> pieces, int32_t begin, int32_t end) const {
+  const absl::InlinedVector<int32_t, 17> seq_start = Starts(config_, pieces);
+  if (on_device_ != nullptr) {
+    if (end < config_.layers) return absl::OkStatus();
+    return Forward(pool, workspace, pieces, [] { return false; });
+  }
+  bool traced = false;
+  for (const Piece& piece : pieces) traced |= piece.trace != nullptr;
+  const PackedSequences packed{pieces, seq_start, traced};
+  if (begin == 0) {
+    for (Piece& piece : pieces) {
+      CheckPiece(config_, false, piece);
+      piece.nonfinite_layer = -1;
+    }
+    ReserveBlock(config_, packed, workspace);
+    EmbedPieces(pool, config_, weights_->views(), pieces, workspace);
+  }
+  for (int32_t layer = begin; layer < end; ++layer) {
+    if (traced) RecordStreams(config_, pieces, seq_start, workspace.h.data(), layer);
     RunBlock(pool, config_, weights_->layer(layer), layer, packed, workspace);
     for (size_t s = 0; s < pieces.size(); ++s) {
       const int64_t count = RowsOf(config_, pieces[s]) * config_.d_model;
@@ -160,11 +201,26 @@ absl::Status MambaModel::Forward(ThreadPool& pool, Workspace& workspace, std::sp
       }
     }
   }
+  if (end < config_.layers) return absl::OkStatus();
+  if (traced) RecordStreams(config_, pieces, seq_start, workspace.h.data(), config_.layers);
   for (Piece& piece : pieces) {
     if (piece.trace != nullptr) piece.trace->tokens += RowsOf(config_, piece);
   }
   RunHead(pool, config_, weights_->views(), pieces, seq_start, workspace);
   return absl::OkStatus();
+}
+
+void MambaModel::Embed(ThreadPool& pool, std::span<const int32_t> tokens,
+                       std::span<const float> image, float* out) const {
+  if (!image.empty()) {
+    Workspace workspace;
+    EmbedImage(pool, config_, weights_->views().patches, image, workspace, out);
+    return;
+  }
+  for (const int32_t token : tokens) {
+    kernels::WidenRow(weights_->views().embeddings, token, out);
+    out += config_.d_model;
+  }
 }
 
 kernels::ScanParameters MambaModel::ScanParametersOf(ThreadPool& pool, const SequenceTrace& trace,

@@ -32,7 +32,10 @@ struct Workspace {
 // A piece of one sequence in a packed pass. Everything is borrowed until Forward returns.
 struct Piece {
   std::span<const int32_t> tokens;  // the next tokens of the sequence, at least one; or
-  std::span<const float> image;     // of image models, once: [3, image_size, image_size]
+  std::span<const float> image;     // of image models, once: [3, image_size, image_size]; or
+  // The stream that enters the first layer, of image models with the position added:
+  // [rows, d_model]. Vim takes any number of rows, once.
+  std::span<const float> embeddings;
   RecurrentState* state = nullptr;  // in: before the piece; out: after it. Of NewState
   SequenceTrace* trace = nullptr;   // appended to, if given
   // Rows of this piece, ascending, whose logits are wanted. Of a model that pools the mean only the
@@ -45,7 +48,8 @@ struct Piece {
 };
 // Rows that a piece takes in the pass.
 inline int64_t RowsOf(const ModelConfig& config, const Piece& piece) {
-  return piece.image.empty() ? static_cast<int64_t>(piece.tokens.size()) : config.vision.tokens();
+  if (!piece.image.empty()) return config.vision.tokens();
+  return static_cast<int64_t>(piece.tokens.size() + piece.embeddings.size() / config.d_model);
 }
 
 // A model as its equations (methods.md, section 1): a language model, or a classifier of texts or
@@ -71,6 +75,17 @@ class MambaModel {
   // meets. After an error states, traces and logits are unspecified.
   absl::Status Forward(ThreadPool& pool, Workspace& workspace, std::span<Piece> pieces,
                        absl::FunctionRef<bool()> stop) const;
+
+  // The same pass in parts, for a caller who lets others in between: its layers [begin, end). The
+  // part from 0 begins the pass, the one to `layers` ends it with the logits. Between the parts
+  // nobody else may use the workspace or the pieces. On a device the last part does all.
+  absl::Status ForwardLayers(ThreadPool& pool, Workspace& workspace, std::span<Piece> pieces,
+                             int32_t begin, int32_t end) const;
+
+  // What enters the first layer: a piece's tokens or image as `embeddings`, on the host.
+  // out [rows, d_model].
+  void Embed(ThreadPool& pool, std::span<const int32_t> tokens, std::span<const float> image,
+             float* out) const;
 
   // The scan parameters of one layer for the first `tokens` tokens of a trace, for the
   // hidden-attention kernels: views into the trace, the weights and `buffers`, with the bits of the

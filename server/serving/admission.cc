@@ -331,7 +331,8 @@ std::vector<PlannedExplanation> PlanExplanations(const v1::PredictRequest& reque
 // Explanations of one call run one after the other, so the largest counts, on top of the trace and
 // of what may wait for a slow reader: a full stream and the layer that overfilled it.
 v1::CostEstimate Estimate(const std::vector<PlannedExplanation>& explanations, int64_t tokens,
-                          const model::ModelConfig& config, int64_t stream_bytes) {
+                          const model::ModelConfig& config, int32_t stream_stride,
+                          int64_t stream_bytes) {
   v1::CostEstimate estimate;
   if (explanations.empty()) return estimate;
   int64_t largest = 0, largest_slab = 0;
@@ -344,7 +345,7 @@ v1::CostEstimate Estimate(const std::vector<PlannedExplanation>& explanations, i
     }
     largest = std::max(largest, explanation.plan.memory_bytes);
   }
-  estimate.set_memory_bytes(largest + model::SequenceTrace::Bytes(config, tokens) +
+  estimate.set_memory_bytes(largest + model::SequenceTrace::Bytes(config, tokens, stream_stride) +
                             std::min(estimate.result_bytes(), stream_bytes + largest_slab));
   return estimate;
 }
@@ -377,8 +378,13 @@ absl::StatusOr<std::unique_ptr<Call>> Admission::Admit(v1::PredictRequest reques
   call->explanations = PlanExplanations(request, input.length, *model, violations);
   RETURN_IF_ERROR(violations.ToStatus());
 
+  const model::ModelConfig& config = model->model->config();
+  for (const PlannedExplanation& explanation : call->explanations) {
+    if (!explanation.plan.streams) continue;
+    call->stream_stride = model::SequenceTrace::StreamStride(config, input.length);
+  }
   const v1::CostEstimate estimate =
-      Estimate(call->explanations, input.length, model->model->config(), limits_.stream_bytes);
+      Estimate(call->explanations, input.length, config, call->stream_stride, limits_.stream_bytes);
   if (estimate.memory_bytes() > budget_->total()) {
     return absl::InvalidArgumentError(
         absl::StrCat("explanations: an estimate of ", estimate.memory_bytes(),

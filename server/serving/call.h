@@ -37,8 +37,9 @@ struct Call {
   std::vector<int32_t> tokens;  // of a text
   std::vector<float> image;     // of an image model, in place of tokens: [3, S, S] normalised
   std::vector<PlannedExplanation> explanations;
-  int64_t length = 0;   // of the input in tokens, an image's patches and class token too
-  v1::Started started;  // sent when the queue has taken the call
+  int32_t stream_stride = 0;  // of the trace
+  int64_t length = 0;         // of the input in tokens, an image's patches and class token too
+  v1::Started started;        // sent when the queue has taken the call
   int64_t max_chunk_bytes = 0;
   absl::Time deadline = absl::InfiniteFuture();
   Timeline timeline;

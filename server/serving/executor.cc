@@ -60,7 +60,7 @@ struct Executor::Running {
         explanations(&taken, &sink, pool, metrics, clock),
         sequence_held(metrics->Hold(Metrics::Gauge::kRunningSequences)) {
     if (!taken.explanations.empty()) {
-      trace.emplace(taken.model->model->config(), taken.length);
+      trace.emplace(taken.model->model->config(), taken.length, taken.stream_stride);
       explanations_held = metrics->Hold(Metrics::Gauge::kRunningExplanations);
     }
   }

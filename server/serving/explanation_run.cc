@@ -53,6 +53,31 @@ void ExplanationRun::ResolveTargets(int32_t position, std::span<const float> log
 
 void ExplanationRun::Send(v1::PredictEvent event) { sink_->Send(std::move(event)); }
 
+explain::Subject ExplanationRun::SubjectOf(const PlannedExplanation& planned,
+                                           const model::SequenceTrace& trace) const {
+  const v1::ResolvedTarget& target = targets_[current_];
+  explain::Subject subject;
+  subject.model = call_->model->model.get();
+  subject.trace = &trace;
+  subject.pool = pool_;
+  subject.position = planned.position;
+  subject.tokens = call_->length;
+  subject.token_ids = call_->tokens;
+  subject.image = call_->image;
+  explain::Output output;
+  output.position = planned.position;
+  output.token = target.token_id();
+  output.contrast = target.has_contrast_token_id() ? target.contrast_token_id() : -1;
+  subject.outputs = {output};
+  if (planned.options.target().value() == v1::OUTPUT_VALUE_LOG_PROBABILITY) {
+    subject.value = v1::OUTPUT_VALUE_LOG_PROBABILITY;
+  }
+  subject.explained = target.value();
+  const std::vector<int32_t>& end_of_text = subject.model->config().end_of_text;
+  subject.padding_token = end_of_text.empty() ? -1 : end_of_text.front();
+  return subject;
+}
+
 void ExplanationRun::Begin(const model::SequenceTrace& trace) {
   const PlannedExplanation& planned = call_->explanations[current_];
   v1::PredictEvent event;
@@ -67,8 +92,7 @@ void ExplanationRun::Begin(const model::SequenceTrace& trace) {
   compute_ = absl::ZeroDuration();
   writer_ = std::make_unique<explain::TensorWriter>(planned.options.id(), planned.plan.tensors,
                                                     call_->max_chunk_bytes, sink_);
-  explaining_ = planned.method->Start(planned.options,
-                                      {call_->model->model.get(), &trace, pool_, planned.position});
+  explaining_ = planned.method->Start(planned.options, SubjectOf(planned, trace));
 }
 
 void ExplanationRun::Step(const model::SequenceTrace& trace) {

@@ -32,6 +32,8 @@ class ExplanationRun {
 
  private:
   void Begin(const model::SequenceTrace& trace);
+  explain::Subject SubjectOf(const PlannedExplanation& planned,
+                             const model::SequenceTrace& trace) const;
   void Finish(const absl::Status& status);
   void Send(v1::PredictEvent event);
 

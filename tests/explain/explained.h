@@ -16,6 +16,7 @@
 
 #include "gtest/gtest.h"
 #include "server/explain/event_sink.h"
+#include "server/explain/options.h"
 #include "server/explain/registry.h"
 #include "server/explain/tensor_writer.h"
 #include "server/model/mamba_model.h"
@@ -29,29 +30,73 @@ namespace mambascope::testing {
 // A sequence's forward pass with the trace that explanations read.
 class Traced {
  public:
-  Traced(const model::MambaModel& model, std::vector<int32_t> tokens)
-      : pool(2), trace(model.config(), static_cast<int64_t>(tokens.size())), model_(model) {
+  Traced(const model::MambaModel& model, const std::vector<int32_t>& tokens)
+      : Traced(model, tokens, {}, static_cast<int64_t>(tokens.size())) {}
+  // Of an image model.
+  Traced(const model::MambaModel& model, std::vector<float> image)
+      : Traced(model, {}, std::move(image), model.config().vision.tokens()) {}
+
+  const model::MambaModel& model() const { return model_; }
+  // With the most probable token or class as the target, until somebody sets another.
+  explain::Subject SubjectAt(int64_t position) {
+    explain::Subject subject;
+    subject.model = &model_;
+    subject.trace = &trace;
+    subject.pool = &pool;
+    subject.position = static_cast<int32_t>(position);
+    subject.tokens = trace.tokens;
+    subject.token_ids = tokens_;
+    subject.image = image_;
+    const std::vector<float> row = LogitsAt(position);
+    explain::Output output;
+    output.position = subject.position;
+    output.token = static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin());
+    if (token >= 0) output.token = token;
+    output.contrast = contrast;
+    subject.outputs = {output};
+    subject.explained = explain::ValueOf(subject, row);
+    return subject;
+  }
+  // Of all positions, or the one row of a model that pools the mean.
+  std::vector<float> LogitsAt(int64_t position) const {
+    const int64_t outputs = model_.config().outputs();
+    const auto begin = logits_.begin() + (model_.config().mean_pooled() ? 0 : position * outputs);
+    return {begin, begin + outputs};
+  }
+
+  ThreadPool pool;
+  model::SequenceTrace trace;
+  int32_t token = -1, contrast = -1;  // of SubjectAt, if not negative
+
+ private:
+  Traced(const model::MambaModel& model, std::vector<int32_t> tokens, std::vector<float> image,
+         int64_t rows)
+      : pool(2),
+        trace(model.config(), rows, /*stream_stride=*/1),
+        model_(model),
+        tokens_(std::move(tokens)),
+        image_(std::move(image)) {
     model::RecurrentState state(model.config());
     model::Workspace workspace;
     model::Piece piece;
-    piece.tokens = tokens;
+    piece.tokens = tokens_;
+    piece.image = image_;
     piece.state = &state;
     piece.trace = &trace;
+    std::vector<int32_t> wanted(rows);
+    std::iota(wanted.begin(), wanted.end(), 0);
+    piece.logit_rows = wanted;
+    if (model.config().mean_pooled()) piece.logit_rows = std::span(wanted).last(1);
+    piece.logits = &logits_;
     const absl::Status status =
         model.Forward(pool, workspace, std::span(&piece, 1), [] { return false; });
     if (!status.ok() || piece.nonfinite_layer >= 0) throw std::runtime_error("forward pass failed");
   }
 
-  const model::MambaModel& model() const { return model_; }
-  explain::Subject SubjectAt(int64_t position) {
-    return {&model_, &trace, &pool, static_cast<int32_t>(position)};
-  }
-
-  ThreadPool pool;
-  model::SequenceTrace trace;
-
- private:
   const model::MambaModel& model_;
+  std::vector<int32_t> tokens_;
+  std::vector<float> image_;
+  std::vector<float> logits_;
 };
 
 struct DeliveredTensor {
@@ -140,8 +185,7 @@ inline Explained Explain(Traced& traced, const v1::Explanation& explanation,
   Explained explained;
   explained.plan = method->MakePlan(explanation, config, tokens, dtype);
   EXPECT_EQ(explained.plan.tensors.at(0).name(), std::string(method->name()));
-  int64_t position = explanation.target().has_position() ? explanation.target().position() : -1;
-  if (position < 0) position += tokens;
+  const int64_t position = explain::PositionOf(explanation, config, tokens);
   CollectingSink sink;
   explain::TensorWriter writer("id", explained.plan.tensors, max_chunk_bytes, &sink);
   const auto explaining = method->Start(explanation, traced.SubjectAt(position));

@@ -65,7 +65,7 @@ struct Pass {
       : state(*model.NewState()),
         rows(static_cast<int64_t>(input.image.empty() ? input.tokens.size()
                                                       : model.config().vision.tokens())),
-        trace(model.config(), rows) {
+        trace(model.config(), rows, /*stream_stride=*/1) {
     const ModelConfig& config = model.config();
     // A language model answers at every position, a classifier at one.
     if (config.task == Task::kNextToken) wanted = AllRows(rows);
@@ -79,15 +79,11 @@ struct Pass {
     piece.logit_rows = wanted;
     piece.logits = &logits;
     Workspace workspace;
-    // `stop` is asked before each layer: the stream that enters it. A device keeps its own.
-    const auto keep = [&] {
-      if (state.on_device()) return false;
-      const float* h = workspace.h.data();
+    EXPECT_TRUE(model.Forward(pool, workspace, {&piece, 1}, [] { return false; }).ok());
+    for (int32_t layer = 0; layer <= config.layers; ++layer) {
+      const float* h = trace.stream(layer);
       resid.insert(resid.end(), h, h + rows * config.d_model);
-      return false;
-    };
-    EXPECT_TRUE(model.Forward(pool, workspace, {&piece, 1}, keep).ok());
-    keep();
+    }
     EXPECT_EQ(piece.nonfinite_layer, -1);
   }
 

@@ -100,11 +100,12 @@ class DeviceArray {
 
   // The first `count` elements from or to memory of the host. From pageable memory the source may
   // be changed once the call is back; what is read is there only after Stream::Wait.
-  absl::Status CopyFrom(const T* host, int64_t count, cudaStream_t stream) {
-    return internal::Copy(data_, host, count * sizeof(T), cudaMemcpyHostToDevice, stream);
+  // `at`: first element here.
+  absl::Status CopyFrom(const T* host, int64_t count, cudaStream_t stream, int64_t at = 0) {
+    return internal::Copy(data_ + at, host, count * sizeof(T), cudaMemcpyHostToDevice, stream);
   }
-  absl::Status CopyTo(T* host, int64_t count, cudaStream_t stream) const {
-    return internal::Copy(host, data_, count * sizeof(T), cudaMemcpyDeviceToHost, stream);
+  absl::Status CopyTo(T* host, int64_t count, cudaStream_t stream, int64_t at = 0) const {
+    return internal::Copy(host, data_ + at, count * sizeof(T), cudaMemcpyDeviceToHost, stream);
   }
   absl::Status Zero(cudaStream_t stream) {
     return internal::Zero(data_, static_cast<size_t>(size_) * sizeof(T), stream);

@@ -52,13 +52,18 @@ class Pass {
     ListRows();
     RETURN_IF_ERROR(Reserve());  // nothing has started when memory is short
     RETURN_IF_ERROR(Send());
-    RETURN_IF_ERROR(config_.family == Family::kVim ? EmbedImages() : EmbedTokens());
+    RETURN_IF_ERROR(config_.family != Family::kVim  ? EmbedTokens()
+                    : pieces_[0].embeddings.empty() ? EmbedImages()
+                                                    : absl::OkStatus());
+    RETURN_IF_ERROR(PlaceEmbeddings());
     RETURN_IF_ERROR(device::RmsNorm(w_.h.data(), weights_.layers[0].norm, config_.norm_eps, rows(),
                                     config_.d_model, w_.u.data(), stream_));
     for (int32_t layer = 0; layer < config_.layers; ++layer) {
       if (stop()) return absl::CancelledError("stopped between layers");
+      RETURN_IF_ERROR(ReadStreams(layer));
       RETURN_IF_ERROR(RunLayer(layer));
     }
+    RETURN_IF_ERROR(ReadStreams(config_.layers));
     RETURN_IF_ERROR(w_.records.CopyTo(w_.host_records.data(), record_.size_all(), stream_));
     RETURN_IF_ERROR(RunHead());
     RETURN_IF_ERROR(w_.nonfinite.CopyTo(w_.host_nonfinite.data(), flags(), stream_));
@@ -164,6 +169,7 @@ class Pass {
     std::vector<int64_t> counts;
     for (const Piece& piece : pieces_) {
       tokens.insert(tokens.end(), piece.tokens.begin(), piece.tokens.end());
+      tokens.resize(tokens.size() + piece.embeddings.size() / config_.d_model);
       sums.push_back(StateOf(piece).pooled());
       counts.push_back(piece.state->pooled_tokens + RowsOf(config_, piece));
     }
@@ -199,6 +205,34 @@ class Pass {
     sent_.traced = upload.At<int32_t>(traced_at);
     sent_.checked_channels = upload.At<int32_t>(channels_at);
     return w_.nonfinite.Zero(stream_);
+  }
+
+  // Pieces that bring what enters the first layer: over what the lookup left in their rows. Vim's
+  // do all or none.
+  absl::Status PlaceEmbeddings() {
+    const int64_t d_model = config_.d_model;
+    for (int64_t s = 0; s < sequences(); ++s) {
+      const std::span<const float> rows = pieces_[s].embeddings;
+      MS_CHECK(config_.family != Family::kVim || rows.empty() == pieces_[0].embeddings.empty());
+      if (rows.empty()) continue;
+      RETURN_IF_ERROR(w_.h.CopyFrom(rows.data(), static_cast<int64_t>(rows.size()), stream_,
+                                    seq_start_[s] * d_model));
+    }
+    return absl::OkStatus();
+  }
+
+  // Into the traces that keep it: the stream that enters layer `layer`.
+  absl::Status ReadStreams(int32_t layer) {
+    const int64_t d_model = config_.d_model;
+    for (int64_t s = 0; s < sequences(); ++s) {
+      SequenceTrace* trace = pieces_[s].trace;
+      float* to = trace == nullptr ? nullptr : trace->stream(layer);
+      if (to == nullptr) continue;
+      RETURN_IF_ERROR(w_.h.CopyTo(to + trace->tokens * d_model,
+                                  (seq_start_[s + 1] - seq_start_[s]) * d_model, stream_,
+                                  seq_start_[s] * d_model));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status EmbedTokens() {
