@@ -241,16 +241,6 @@ void CheckShapes(ConstMatrix a, WeightMatrix b, Matrix c) {
   MS_CHECK(a.stride >= a.cols && b.stride >= b.cols && c.stride >= c.cols);
 }
 
-bool LeaveFewRowsToOurKernel() {
-  static const bool leave = FewRowsHaveTheBitsOfBlis();
-  return leave;
-}
-
-bool LeaveLoopsToUs() {
-  static const bool leave = PackedGemmHasTheBitsOfBlis();
-  return leave;
-}
-
 std::vector<float> RandomNumbers(int64_t count) {
   std::minstd_rand bits(1);
   std::uniform_real_distribution<float> value(-1, 1);
@@ -345,10 +335,34 @@ bool PackedGemmHasTheBitsOfBlis() {
   return true;
 }
 
+bool LeaveFewRowsToOurKernel() {
+  static const bool leave = FewRowsHaveTheBitsOfBlis();
+  return leave;
+}
+
+bool LeaveLoopsToUs() {
+  static const bool leave = PackedGemmHasTheBitsOfBlis();
+  return leave;
+}
+
 void GemmBlock(ConstMatrix a, ConstMatrix b, bool accumulate, Matrix c) {
   CheckShapes(a, b, c);
   if (LeaveLoopsToUs() && PackedGemm(a, b, accumulate, c)) return;
   BlisGemm(a, b, accumulate ? 1.0f : 0.0f, c);
+}
+
+void ForTiles(ThreadPool& pool, int64_t M, int64_t N, int64_t K,
+              absl::FunctionRef<void(int64_t, int64_t, int64_t, int64_t)> run) {
+  const Grid grid = M * N * K < kWorthSplitting ? Grid{1, 1} : ChooseGrid(M, N, pool.threads());
+  const int64_t row_units = (M + kTile - 1) / kTile, column_units = (N + kTile - 1) / kTile;
+  pool.Run(grid.row_parts * grid.column_parts, [&](int64_t task) {
+    const int64_t r = task / grid.column_parts, c = task % grid.column_parts;
+    const int64_t m = row_units * r / grid.row_parts * kTile;
+    const int64_t m_end = std::min(row_units * (r + 1) / grid.row_parts * kTile, M);
+    const int64_t n = column_units * c / grid.column_parts * kTile;
+    const int64_t n_end = std::min(column_units * (c + 1) / grid.column_parts * kTile, N);
+    if (m < m_end && n < n_end) run(m, m_end, n, n_end);
+  });
 }
 
 void Linear(ThreadPool& pool, ConstMatrix x, WeightMatrix w, const float* bias, Matrix y) {
@@ -361,15 +375,7 @@ void Linear(ThreadPool& pool, ConstMatrix x, WeightMatrix w, const float* bias, 
     return;
   }
   const bool packed = LeaveLoopsToUs();
-  const Grid grid = alone ? Grid{1, 1} : ChooseGrid(M, N, pool.threads());
-  const int64_t row_units = (M + kTile - 1) / kTile, column_units = (N + kTile - 1) / kTile;
-  pool.Run(grid.row_parts * grid.column_parts, [&](int64_t task) {
-    const int64_t r = task / grid.column_parts, c = task % grid.column_parts;
-    const int64_t m = row_units * r / grid.row_parts * kTile;
-    const int64_t m_end = std::min(row_units * (r + 1) / grid.row_parts * kTile, M);
-    const int64_t n = column_units * c / grid.column_parts * kTile;
-    const int64_t n_end = std::min(column_units * (c + 1) / grid.column_parts * kTile, N);
-    if (m >= m_end || n >= n_end) return;
+  ForTiles(pool, M, N, x.cols, [&](int64_t m, int64_t m_end, int64_t n, int64_t n_end) {
     const Matrix tile{y.data + m * y.stride + n, m_end - m, n_end - n, y.stride};
     const ConstMatrix rows = Rows(x, m, m_end);
     const WeightMatrix columns = Rows(w, n, n_end);

@@ -154,14 +154,28 @@ const Blis& TheBlis() {
 
 }  // namespace
 
-void BlisGemm(ConstMatrix a, ConstMatrix b, float beta, Matrix c) {
+namespace {
+
+// c = beta c + a b, b's rows and columns so far apart.
+void BlisGemm(ConstMatrix a, const float* b, int64_t row_stride, int64_t column_stride, float beta,
+              Matrix c) {
   rntm_t one_thread = BLIS_RNTM_INITIALIZER;
   bli_rntm_set_num_threads(1, &one_thread);
   bli_rntm_disable_l3_sup(&one_thread);
   float alpha = 1;
-  bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_TRANSPOSE, c.rows, c.cols, a.cols, &alpha,
-               const_cast<float*>(a.data), a.stride, 1, const_cast<float*>(b.data), b.stride, 1,
-               &beta, c.data, c.stride, 1, TheBlis().context, &one_thread);
+  bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, c.rows, c.cols, a.cols, &alpha,
+               const_cast<float*>(a.data), a.stride, 1, const_cast<float*>(b), row_stride,
+               column_stride, &beta, c.data, c.stride, 1, TheBlis().context, &one_thread);
+}
+
+}  // namespace
+
+void BlisGemm(ConstMatrix a, ConstMatrix b, float beta, Matrix c) {
+  BlisGemm(a, b.data, 1, b.stride, beta, c);
+}
+
+void BlisGemmTransposed(ConstMatrix a, ConstMatrix b, float beta, Matrix c) {
+  BlisGemm(a, b.data, b.stride, 1, beta, c);
 }
 
 namespace {
@@ -237,26 +251,42 @@ void BlisLinear(ConstMatrix x, WeightMatrix w, Matrix y) {
 }
 
 bool PackedGemm(ConstMatrix x, WeightMatrix w, bool accumulate, Matrix y) {
+  return PackedGemm(
+      x,
+      [w](int64_t begin, int64_t end, int64_t width, int64_t k, int64_t length, float* to) {
+        HWY_DYNAMIC_DISPATCH(Pack)(w, begin, end, width, k, length, to);
+      },
+      accumulate, y);
+}
+
+bool PackedGemm(ConstMatrix x, PackPanels pack_w, bool accumulate, Matrix y) {
   const Blis& blis = TheBlis();
   if (blis.kernel == nullptr || x.cols == 0) return false;
-  const WeightMatrix a = blis.by_rows ? WeightMatrix(x) : w, b = blis.by_rows ? w : x;
+  const auto of_x = [x](int64_t begin, int64_t end, int64_t width, int64_t k, int64_t length,
+                        float* to) {
+    HWY_DYNAMIC_DISPATCH(Pack)(x, begin, end, width, k, length, to);
+  };
+  const PackPanels pack_x = of_x;
+  const PackPanels pack_a = blis.by_rows ? pack_x : pack_w;
+  const PackPanels pack_b = blis.by_rows ? pack_w : pack_x;
+  const int64_t rows_a = blis.by_rows ? y.rows : y.cols;
+  const int64_t rows_b = blis.by_rows ? y.cols : y.rows;
   const int64_t row_stride = blis.by_rows ? y.stride : 1;
   const int64_t column_stride = blis.by_rows ? 1 : y.stride;
   thread_local Panels room_a, room_b;
   const int64_t longest = std::min(blis.block.longest, x.cols);
   float* const panels_a =
-      room_a.OfAtLeast(RoundUp(std::min(a.rows, blis.block_a), blis.width_a) * longest);
+      room_a.OfAtLeast(RoundUp(std::min(rows_a, blis.block_a), blis.width_a) * longest);
   float* const panels_b =
-      room_b.OfAtLeast(RoundUp(std::min(b.rows, blis.block_b), blis.width_b) * longest);
-  const auto pack = HWY_DYNAMIC_DISPATCH(Pack);
-  for (int64_t j = 0; j < b.rows; j += blis.block_b) {
-    const int64_t j_end = std::min(j + blis.block_b, b.rows);
+      room_b.OfAtLeast(RoundUp(std::min(rows_b, blis.block_b), blis.width_b) * longest);
+  for (int64_t j = 0; j < rows_b; j += blis.block_b) {
+    const int64_t j_end = std::min(j + blis.block_b, rows_b);
     for (int64_t k = 0, length; k < x.cols; k += length) {
       length = blis.block.At(k, x.cols);
-      pack(b, j, j_end, blis.width_b, k, length, panels_b);
-      for (int64_t i = 0; i < a.rows; i += blis.block_a) {
-        const int64_t i_end = std::min(i + blis.block_a, a.rows);
-        pack(a, i, i_end, blis.width_a, k, length, panels_a);
+      pack_b(j, j_end, blis.width_b, k, length, panels_b);
+      for (int64_t i = 0; i < rows_a; i += blis.block_a) {
+        const int64_t i_end = std::min(i + blis.block_a, rows_a);
+        pack_a(i, i_end, blis.width_a, k, length, panels_a);
         Tiles(panels_a, i_end - i, panels_b, j_end - j, length, accumulate || k > 0 ? 1.0f : 0.0f,
               y.data + i * row_stride + j * column_stride, row_stride, column_stride);
       }

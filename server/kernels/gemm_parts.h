@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "server/kernels/gemm.h"
 
 // What Linear is made of, on the calling thread: for gemm.cc and its tests.
@@ -36,9 +37,27 @@ void BlisLinear(ConstMatrix x, WeightMatrix w, Matrix y);
 // c = beta c + a b^T by BLIS.
 void BlisGemm(ConstMatrix a, ConstMatrix b, float beta, Matrix c);
 
+// c = beta c + a b by BLIS.                                            a [M, K], b [K, N], c [M, N]
+void BlisGemmTransposed(ConstMatrix a, ConstMatrix b, float beta, Matrix c);
+
 // y (+)= x w^T by BLIS's micro-kernel in loops of ours. False, and nothing written, where the
 // micro-kernel asks for more than they give it.
 bool PackedGemm(ConstMatrix x, WeightMatrix w, bool accumulate, Matrix y);
+
+// Copies rows [begin, end) of a matrix at k in [k, k + length) as panels of `width` rows, one after
+// the other, each stored along its rows: to[k][row], 0 for rows beyond `end`. May write a register
+// too much.
+using PackPanels = absl::FunctionRef<void(int64_t begin, int64_t end, int64_t width, int64_t k,
+                                          int64_t length, float* to)>;
+
+// The same of any w [y.cols, x.cols] that can be packed.
+bool PackedGemm(ConstMatrix x, PackPanels pack_w, bool accumulate, Matrix y);
+
+// dx (+)= dy w in the same loops (linear_backward.cc).              dy [M, N], w [N, K], dx [M, K]
+bool PackedTransposed(ConstMatrix dy, WeightMatrix w, bool accumulate, Matrix dx);
+
+// The same by BLIS, which knows fp32 alone: other weights are widened range by range.
+void BlisTransposed(ConstMatrix dy, WeightMatrix w, bool accumulate, Matrix dx);
 
 // Columns [begin, end) of y = x w^T (+ bias) by our kernel; w.rows >= kFewestColumns.
 void FewRowsLinear(ConstMatrix x, WeightMatrix w, const float* bias, int64_t begin, int64_t end,
@@ -50,5 +69,14 @@ bool FewRowsHaveTheBitsOfBlis();
 
 // The same of PackedGemm, which stands in for BLIS in Linear and GemmBlock.
 bool PackedGemmHasTheBitsOfBlis();
+
+// What both said here when first asked.
+bool LeaveFewRowsToOurKernel();
+bool LeaveLoopsToUs();
+
+// Splits a product [M, N] over K into about one tile a thread, or leaves it whole when it is small,
+// and calls run(m, m_end, n, n_end) for each.
+void ForTiles(ThreadPool& pool, int64_t M, int64_t N, int64_t K,
+              absl::FunctionRef<void(int64_t, int64_t, int64_t, int64_t)> run);
 
 }  // namespace mambascope::kernels
