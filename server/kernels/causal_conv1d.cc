@@ -25,16 +25,6 @@ HWY_INLINE Vec Activate(F32 d, Activation activation, Vec c) {
   return c;
 }
 
-// One register of channels, `count` of its lanes in use. Whether all are is a template argument, so
-// that only a tail pays for partial loads.
-template <bool kAllLanes>
-struct Lane {
-  const F32 d;
-  const size_t count;
-  Vec Load(const float* p) const { return kAllLanes ? hn::LoadU(d, p) : LoadPart(d, p, count); }
-  void Store(Vec v, float* p) const { kAllLanes ? hn::StoreU(v, d, p) : StorePart(v, d, p, count); }
-};
-
 // weight[channel + lane, tap] for the lanes in use.
 HWY_INLINE Vec TapWeight(F32 d, const ConvInputs& in, int64_t channel, int64_t tap, size_t count) {
   HWY_ALIGN float lanes[HWY_MAX_BYTES / sizeof(float)] = {};

@@ -1,9 +1,9 @@
 #include "server/kernels/rms_norm.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "server/base/check.h"
+#include "server/kernels/split_work.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "server/kernels/rms_norm.cc"
@@ -89,19 +89,11 @@ HWY_EXPORT(RmsNormRow);
 HWY_EXPORT(RmsScaleRow);
 HWY_EXPORT(AddRange);
 
-// Below this many numbers in all, waking another thread costs more than the work.
-constexpr int64_t kWorthSplitting = 16384;
-
-void Split(ThreadPool& pool, int64_t work, int64_t count, int64_t multiple,
-           absl::FunctionRef<void(int64_t, int64_t)> run) {
-  pool.Split(count, work < kWorthSplitting ? std::max<int64_t>(count, 1) : multiple, run);
-}
-
 }  // namespace
 
 void RmsNorm(ThreadPool& pool, const float* h, const float* weight, float eps, int64_t rows,
              int64_t cols, float* u) {
-  Split(pool, rows * cols, rows, 1, [&](int64_t begin, int64_t end) {
+  SplitWork(pool, rows * cols, rows, 1, [&](int64_t begin, int64_t end) {
     const auto row = HWY_DYNAMIC_DISPATCH(RmsNormRow);
     for (int64_t i = begin; i < end; ++i) row(h + i * cols, weight, eps, cols, u + i * cols);
   });
@@ -111,7 +103,7 @@ void GroupRmsNorm(ThreadPool& pool, const float* g, const float* weight, float e
                   int64_t cols, int64_t groups, float* out) {
   MS_CHECK(groups >= 1 && cols % groups == 0);
   const int64_t width = cols / groups;
-  Split(pool, rows * cols, rows, 1, [&](int64_t begin, int64_t end) {
+  SplitWork(pool, rows * cols, rows, 1, [&](int64_t begin, int64_t end) {
     const auto row = HWY_DYNAMIC_DISPATCH(RmsNormRow);
     for (int64_t at = begin * cols; at < end * cols; at += width) {
       row(g + at, weight + at % cols, eps, width, out + at);
@@ -122,14 +114,14 @@ void GroupRmsNorm(ThreadPool& pool, const float* g, const float* weight, float e
 void RmsScaleInPlace(ThreadPool& pool, float* v, int64_t rows, int64_t cols, int64_t stride,
                      float eps) {
   MS_CHECK(stride >= cols);
-  Split(pool, rows * cols, rows, 16, [&](int64_t begin, int64_t end) {
+  SplitWork(pool, rows * cols, rows, 16, [&](int64_t begin, int64_t end) {
     const auto row = HWY_DYNAMIC_DISPATCH(RmsScaleRow);
     for (int64_t i = begin; i < end; ++i) row(v + i * stride, eps, cols);
   });
 }
 
 void AddInPlace(ThreadPool& pool, const float* out, int64_t count, float* h) {
-  Split(pool, count, count, 1024, [&](int64_t begin, int64_t end) {
+  SplitWork(pool, count, count, 1024, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(AddRange)(out + begin, end - begin, h + begin);
   });
 }

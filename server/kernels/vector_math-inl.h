@@ -10,6 +10,7 @@
 #endif
 
 #include <cstddef>
+#include <cstdint>
 
 #include "hwy/highway.h"
 
@@ -116,6 +117,12 @@ HWY_INLINE Vec Sigmoid(F32 d, Vec v) {
 
 HWY_INLINE Vec Silu(F32 d, Vec v) { return hn::Mul(v, Sigmoid(d, v)); }
 
+// The derivative of v sigmoid(v), given the latter.
+HWY_INLINE Vec SiluSlope(F32 d, Vec v, Vec sigmoid) {
+  const Vec one = hn::Set(d, 1.0f);
+  return hn::Mul(sigmoid, hn::MulAdd(v, hn::Sub(one, sigmoid), one));
+}
+
 // The first `count` lanes at p, the others zero; nothing beyond them is read.
 HWY_INLINE Vec LoadPart(F32 d, const float* p, size_t count) {
 #if HWY_MEM_OPS_MIGHT_FAULT
@@ -136,6 +143,30 @@ HWY_INLINE void StorePart(Vec v, F32 d, float* p, size_t count) {
 #else
   hn::BlendedStore(v, hn::FirstN(d, count), d, p);
 #endif
+}
+
+// One register of numbers, `count` of its lanes in use. Whether all are is a template argument, so
+// that only a tail pays for partial loads.
+template <bool kAllLanes>
+struct Lane {
+  const F32 d;
+  const size_t count;
+  HWY_INLINE Vec Load(const float* p) const {
+    return kAllLanes ? hn::LoadU(d, p) : LoadPart(d, p, count);
+  }
+  HWY_INLINE void Store(Vec v, float* p) const {
+    kAllLanes ? hn::StoreU(v, d, p) : StorePart(v, d, p, count);
+  }
+};
+
+// Calls body(i, lane) for each register of `count` numbers, the i-th number the lane's first.
+template <typename Body>
+HWY_INLINE void ForEachRegister(int64_t count, Body body) {
+  const F32 d;
+  const int64_t lanes = hn::Lanes(d);
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) body(i, Lane<true>{d, static_cast<size_t>(lanes)});
+  if (i < count) body(i, Lane<false>{d, static_cast<size_t>(count - i)});
 }
 
 }  // namespace mambascope::kernels::HWY_NAMESPACE
