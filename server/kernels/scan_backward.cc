@@ -4,6 +4,7 @@
 
 #include "server/base/array.h"
 #include "server/base/check.h"
+#include "server/kernels/sum_parts.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "server/kernels/scan_backward.cc"
@@ -345,19 +346,6 @@ HWY_EXPORT(BackwardGroup);
 // Floats of one group's scratch.
 int64_t GroupFloats(int64_t tokens, int64_t d_state) {
   return (2 + Chunks(tokens)) * d_state * kGroup + 2 * LaneSums(d_state);
-}
-
-// to[i, n] = the sum over groups of parts[group, i, n], in the order of the groups.
-void SumParts(const float* parts, int64_t part_size, int64_t groups, int64_t begin, int64_t end,
-              int64_t d_state, int64_t stride, float* to) {
-  for (int64_t i = begin; i < end; ++i) {
-    float* row = to + i * stride;
-    std::fill_n(row, d_state, 0.0f);
-    for (int64_t group = 0; group < groups; ++group) {
-      const float* part = parts + group * part_size + i * d_state;
-      for (int64_t n = 0; n < d_state; ++n) row[n] += part[n];
-    }
-  }
 }
 
 void Check(const ScanParameters& scan) {
