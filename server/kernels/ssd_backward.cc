@@ -33,20 +33,20 @@ void LoadRows(const float* from, int64_t stride, int64_t rows, int64_t count, in
   std::fill_n(to + rows * padded, (kQ - rows) * padded, 0.0f);
 }
 
-void LoadGroup(const SsdBackwardInputs& in, const Unit& unit, Span span, UnitScratch& s) {
+void LoadGroup(const SsdBackwardInputs& in, const SsdUnit& unit, Span span, SsdUnitScratch& s) {
   const int64_t at = span.begin * in.xbc_stride + unit.group * in.d_state;
   LoadRows(in.B + at, in.xbc_stride, span.tokens, in.d_state, s.N, s.B);
   LoadRows(in.C + at, in.xbc_stride, span.tokens, in.d_state, s.N, s.C);
 }
 
 // scores[i, j] = C[i] . B[j]
-void Score(const SsdBackwardInputs& in, Span span, UnitScratch& s) {
+void Score(const SsdBackwardInputs& in, Span span, SsdUnitScratch& s) {
   Transpose(s.B, s.N, kQ, s.N, s.Bt, kQ);
   Product(Plain(s.C, s.N), Band::kAll, s.Bt, kQ, span.tokens, kQ, in.d_state, false, s.scores, kQ);
 }
 
 // delta and the decays of one head; tokens behind a short chunk have delta = 0 and decay 1.
-void LoadDecays(const SsdBackwardInputs& in, int64_t head, Span span, UnitScratch& s) {
+void LoadDecays(const SsdBackwardInputs& in, int64_t head, Span span, SsdUnitScratch& s) {
   const F32 d;
   std::fill_n(s.delta, kQ, 0.0f);
   for (int64_t i = 0; i < span.tokens; ++i) {
@@ -64,7 +64,7 @@ void LoadDecays(const SsdBackwardInputs& in, int64_t head, Span span, UnitScratc
 
 // L[i, j] = prod_{k = j+1..i} a[k] for j <= i, else 0: multiplied token by token, because a
 // quotient or a difference of long products would keep no digits of a short one.
-void FormL(int64_t tokens, UnitScratch& s) {
+void FormL(int64_t tokens, SsdUnitScratch& s) {
   std::fill_n(s.L, kQ, 0.0f);
   s.L[0] = 1;
   for (int64_t i = 1; i < tokens; ++i) {
@@ -74,7 +74,7 @@ void FormL(int64_t tokens, UnitScratch& s) {
 }
 
 // dy, and dy times the decay from the chunk's start.
-void LoadDy(const SsdBackwardInputs& in, int64_t head, Span span, UnitScratch& s) {
+void LoadDy(const SsdBackwardInputs& in, int64_t head, Span span, SsdUnitScratch& s) {
   const int64_t channels = in.heads * in.head_dim;
   LoadRows(in.dy + span.begin * channels + head * in.head_dim, channels, span.tokens, in.head_dim,
            s.P, s.dy);
@@ -84,7 +84,7 @@ void LoadDy(const SsdBackwardInputs& in, int64_t head, Span span, UnitScratch& s
 }
 
 // delta x, and the same times the decay to the chunk's end.
-void LoadDrive(const SsdBackwardInputs& in, int64_t head, Span span, UnitScratch& s) {
+void LoadDrive(const SsdBackwardInputs& in, int64_t head, Span span, SsdUnitScratch& s) {
   LoadRows(in.x + span.begin * in.xbc_stride + head * in.head_dim, in.xbc_stride, span.tokens,
            in.head_dim, s.P, s.drive);
   for (int64_t j = 0; j < span.tokens; ++j) {
@@ -94,28 +94,29 @@ void LoadDrive(const SsdBackwardInputs& in, int64_t head, Span span, UnitScratch
 }
 
 // u[j] = sum_n B[j, n] G[j, n]: first what comes from behind the chunk,
-void UFromGradient(const SsdBackwardInputs& in, Span span, const float* gradient, UnitScratch& s) {
+void UFromGradient(const SsdBackwardInputs& in, Span span, const float* gradient,
+                   SsdUnitScratch& s) {
   Product(Plain(s.B, s.N), Band::kAll, gradient, s.P, span.tokens, s.P, in.d_state, false, s.u,
           s.P);
   for (int64_t j = 0; j < span.tokens; ++j) Scale(s.to_end[j], s.u + j * s.P, s.P, s.u + j * s.P);
 }
 
 // then what comes from the chunk's own dy.
-void UFromChunk(Span span, UnitScratch& s) {
+void UFromChunk(Span span, SsdUnitScratch& s) {
   Multiply(s.L, s.scores, span.tokens * kQ, s.weights);
   Product(Transposed(s.weights, kQ), Band::kFromRow, s.dy, s.P, span.tokens, s.P, span.tokens, true,
           s.u, s.P);
 }
 
 // The gradient of the state before the chunk from that of the state after it.
-void StepGradient(const SsdBackwardInputs& in, Span span, float* gradient, UnitScratch& s) {
+void StepGradient(const SsdBackwardInputs& in, Span span, float* gradient, SsdUnitScratch& s) {
   Scale(s.from_start[kQ - 1], gradient, in.d_state * s.P, gradient);
   Product(Transposed(s.C, s.N), Band::kAll, s.dy_decayed, s.P, in.d_state, s.P, span.tokens, true,
           gradient, s.P);
 }
 
 // dx (+)= delta u
-void StoreDx(const SsdBackwardInputs& in, int64_t head, Span span, const UnitScratch& s,
+void StoreDx(const SsdBackwardInputs& in, int64_t head, Span span, const SsdUnitScratch& s,
              int64_t stride, bool accumulate, float* dx) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d), P = in.head_dim;
@@ -130,9 +131,9 @@ void StoreDx(const SsdBackwardInputs& in, int64_t head, Span span, const UnitScr
   }
 }
 
-void AdjointUnit(const SsdBackwardInputs& in, const Unit& unit, float* dx, int64_t stride,
-                 bool accumulate, UnitScratch& s) {
-  for (int64_t chunk = Chunks(in.tokens) - 1; chunk >= 0; --chunk) {
+void AdjointUnit(const SsdBackwardInputs& in, const SsdUnit& unit, float* dx, int64_t stride,
+                 bool accumulate, SsdUnitScratch& s) {
+  for (int64_t chunk = SsdChunks(in.tokens) - 1; chunk >= 0; --chunk) {
     const Span span = ChunkSpan(in, chunk);
     LoadGroup(in, unit, span, s);
     Score(in, span, s);
@@ -151,8 +152,8 @@ void AdjointUnit(const SsdBackwardInputs& in, const Unit& unit, float* dx, int64
 
 // The states before each chunk, of the unit's heads: [head_dim, d_state] each, for the products
 // that follow.
-void KeepStates(const SsdBackwardInputs& in, const Unit& unit, UnitScratch& s) {
-  for (int64_t chunk = 0; chunk + 1 < Chunks(in.tokens); ++chunk) {
+void KeepStates(const SsdBackwardInputs& in, const SsdUnit& unit, SsdUnitScratch& s) {
+  for (int64_t chunk = 0; chunk + 1 < SsdChunks(in.tokens); ++chunk) {
     const Span span = ChunkSpan(in, chunk);
     LoadGroup(in, unit, span, s);
     for (int64_t h = 0; h < unit.heads; ++h) {
@@ -168,7 +169,7 @@ void KeepStates(const SsdBackwardInputs& in, const Unit& unit, UnitScratch& s) {
 
 // T[i, j] = L[i, j] delta[j] (dy[i] . x[j]), added to the unit's; a gradient of scores.
 // paths[i, j] = T[i, j] scores[i, j]: what flows from token j to token i.
-void FormPaths(const SsdBackwardInputs& in, Span span, float* paths, UnitScratch& s) {
+void FormPaths(const SsdBackwardInputs& in, Span span, float* paths, SsdUnitScratch& s) {
   Transpose(s.drive, s.P, kQ, s.P, s.drive_t, kQ);
   Product(Plain(s.dy, s.P), Band::kAll, s.drive_t, kQ, span.tokens, kQ, in.head_dim, false, paths,
           kQ);
@@ -180,7 +181,7 @@ void FormPaths(const SsdBackwardInputs& in, Span span, float* paths, UnitScratch
 // R[k] = sum_np G[k] a[k] state[k-1]: all that flows over the step from k - 1 to k. Paths inside
 // the chunk, from before it (s), to behind it (q), and through all of it (`across`). Sums of paths
 // only: the shorter recurrence R[k] = R[k+1] + dy y - dx x would leave a small rest of large terms.
-void SumPaths(int64_t tokens, const float* paths, float across, UnitScratch& s) {
+void SumPaths(int64_t tokens, const float* paths, float across, SsdUnitScratch& s) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d);
   HWY_ALIGN float to_here[kQ] = {};  // sum_{i >= k} paths[i, j]
@@ -204,7 +205,7 @@ void SumPaths(int64_t tokens, const float* paths, float across, UnitScratch& s) 
 // dC += from_start dy state, dB += to_end delta x gradient: what the unit's head adds by the states
 // at the chunk's ends. Returns what flows through the whole chunk.
 float AddFromEnds(const SsdBackwardInputs& in, Span span, const float* state, const float* gradient,
-                  UnitScratch& s) {
+                  SsdUnitScratch& s) {
   Product(Plain(s.dy_decayed, s.P), Band::kAll, state, s.N, span.tokens, s.N, in.head_dim, false,
           s.dC_head, s.N);
   for (int64_t i = 0; i < span.tokens; ++i) {
@@ -218,7 +219,7 @@ float AddFromEnds(const SsdBackwardInputs& in, Span span, const float* state, co
 }
 
 // ddelta[j] = u . x + A R
-void StoreDdelta(const SsdBackwardInputs& in, int64_t head, Span span, const UnitScratch& s,
+void StoreDdelta(const SsdBackwardInputs& in, int64_t head, Span span, const SsdUnitScratch& s,
                  float* ddelta) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d), P = in.head_dim;
@@ -234,7 +235,7 @@ void StoreDdelta(const SsdBackwardInputs& in, int64_t head, Span span, const Uni
 }
 
 void BackwardHead(const SsdBackwardInputs& in, int64_t head, int64_t h, int64_t chunk,
-                  const SsdGradients& out, UnitScratch& s) {
+                  const SsdGradients& out, SsdUnitScratch& s) {
   const Span span = ChunkSpan(in, chunk);
   float* gradient = s.Gradient(h);
   LoadDecays(in, head, span, s);
@@ -254,10 +255,10 @@ void BackwardHead(const SsdBackwardInputs& in, int64_t head, int64_t h, int64_t 
 }
 
 // dx and ddelta of the unit's heads, and their parts of dB and dC, [tokens, d_state] each.
-void BackwardUnit(const SsdBackwardInputs& in, const Unit& unit, const SsdGradients& out, float* dB,
-                  float* dC, UnitScratch& s) {
+void BackwardUnit(const SsdBackwardInputs& in, const SsdUnit& unit, const SsdGradients& out,
+                  float* dB, float* dC, SsdUnitScratch& s) {
   KeepStates(in, unit, s);
-  for (int64_t chunk = Chunks(in.tokens) - 1; chunk >= 0; --chunk) {
+  for (int64_t chunk = SsdChunks(in.tokens) - 1; chunk >= 0; --chunk) {
     const Span span = ChunkSpan(in, chunk);
     LoadGroup(in, unit, span, s);
     Score(in, span, s);
@@ -299,7 +300,7 @@ int64_t UnitsOfGroup(int64_t heads_of_group) {
   return (heads_of_group + kUnitHeads - 1) / kUnitHeads;
 }
 
-Unit UnitAt(const SsdBackwardInputs& in, int64_t index) {
+SsdUnit UnitAt(const SsdBackwardInputs& in, int64_t index) {
   const int64_t heads_of_group = in.heads / in.groups, units = UnitsOfGroup(heads_of_group);
   const int64_t group = index / units, first = index % units * kUnitHeads;
   return {group, group * heads_of_group + first, std::min(kUnitHeads, heads_of_group - first)};
@@ -312,7 +313,7 @@ void SsdAdjoint(ThreadPool& pool, const SsdBackwardInputs& in, float* dx, int64_
   Check(in);
   MS_CHECK(dx_stride >= in.heads * in.head_dim);
   pool.Run(in.groups * UnitsOfGroup(in.heads / in.groups), [&](int64_t index) {
-    UnitScratch scratch(in, /*gradients=*/false);
+    SsdUnitScratch scratch(in, /*gradients=*/false);
     HWY_DYNAMIC_DISPATCH(AdjointUnit)(in, UnitAt(in, index), dx, dx_stride, accumulate, scratch);
   });
 }
@@ -324,7 +325,7 @@ void SsdBackward(ThreadPool& pool, const SsdBackwardInputs& in, const SsdGradien
   const int64_t units = UnitsOfGroup(in.heads / in.groups);
   Array<float> parts(in.groups * units * 2 * part);
   pool.Run(in.groups * units, [&](int64_t index) {
-    UnitScratch scratch(in, /*gradients=*/true);
+    SsdUnitScratch scratch(in, /*gradients=*/true);
     float* dB = parts.data() + index * 2 * part;
     HWY_DYNAMIC_DISPATCH(BackwardUnit)(in, UnitAt(in, index), out, dB, dB + part, scratch);
   });
@@ -342,7 +343,7 @@ int64_t SsdBackwardBytes(int64_t tokens, int64_t heads, int64_t head_dim, int64_
   const int64_t units = groups * UnitsOfGroup(heads / groups);
   const int64_t at_once = std::min<int64_t>(threads, units);
   const int64_t floats = 2 * units * tokens * d_state +
-                         at_once * UnitScratch::Floats(tokens, d_state, head_dim, true) +
+                         at_once * SsdUnitScratch::Floats(tokens, d_state, head_dim, true) +
                          kPad * (at_once + 1);
   return floats * static_cast<int64_t>(sizeof(float));
 }

@@ -17,17 +17,17 @@ constexpr int64_t kUnitHeads = 4;
 constexpr int64_t kPad = 16;  // the widest register
 
 inline int64_t Padded(int64_t count) { return (count + kPad - 1) / kPad * kPad; }
-inline int64_t Chunks(int64_t tokens) { return (tokens + kQ - 1) / kQ; }
+inline int64_t SsdChunks(int64_t tokens) { return (tokens + kQ - 1) / kQ; }
 
-struct Unit {
+struct SsdUnit {
   int64_t group, first_head, heads;
 };
 
 // What one task needs, in one array; rows padded with zeros to N = Padded(d_state) and P =
 // Padded(head_dim). Without `gradients` only what the adjoint needs.
-class UnitScratch {
+class SsdUnitScratch {
  public:
-  UnitScratch(const SsdBackwardInputs& in, bool gradients)
+  SsdUnitScratch(const SsdBackwardInputs& in, bool gradients)
       : N(Padded(in.d_state)),
         P(Padded(in.head_dim)),
         memory_(Floats(in.tokens, in.d_state, in.head_dim, gradients)) {
@@ -36,7 +36,7 @@ class UnitScratch {
     Lay(in.tokens, gradients, &at);
   }
   static int64_t Floats(int64_t tokens, int64_t d_state, int64_t head_dim, bool gradients) {
-    UnitScratch sizes(Padded(d_state), Padded(head_dim));
+    SsdUnitScratch sizes(Padded(d_state), Padded(head_dim));
     float* at = nullptr;
     return sizes.Lay(tokens, gradients, &at);
   }
@@ -64,7 +64,7 @@ class UnitScratch {
   // [P, N]
 
  private:
-  UnitScratch(int64_t N, int64_t P) : N(N), P(P) {}
+  SsdUnitScratch(int64_t N, int64_t P) : N(N), P(P) {}
 
   // Places everything from *at on and returns the number of floats.
   int64_t Lay(int64_t tokens, bool all, float** at) {
@@ -82,7 +82,7 @@ class UnitScratch {
     for (float** v : {&dB, &dC, &dC_head}) take(v, kQ * N);
     for (float** v : {&drive, &drive_decayed, &drive_t}) take(v, kQ * P);
     take(&gradient_t, N * P);
-    take(&states_, Chunks(tokens) * kUnitHeads * N * P);
+    take(&states_, SsdChunks(tokens) * kUnitHeads * N * P);
     return floats;
   }
 
