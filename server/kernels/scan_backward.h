@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include "server/base/thread_pool.h"
 #include "server/kernels/hidden_attention.h"
@@ -50,9 +49,5 @@ void ScanBackward(ThreadPool& pool, const ScanParameters& scan, const float* x, 
 // What ScanBackward allocates while it runs, at most:
 //   about 4 d_state (threads (4 tokens + 1024) + 2 tokens ceil(d_inner / 64)) bytes.
 int64_t ScanBackwardBytes(int64_t tokens, int64_t d_inner, int64_t d_state, int threads);
-
-// d(dt) from d(delta) where delta = softplus(dt): ddelta *= 1 - exp(-delta), elementwise in place,
-// relative error <= 5e-7 for small steps too.
-void SoftplusGradient(ThreadPool& pool, std::span<const float> delta, std::span<float> ddelta);
 
 }  // namespace mambascope::kernels

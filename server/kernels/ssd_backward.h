@@ -56,12 +56,4 @@ void SsdBackward(ThreadPool& pool, const SsdBackwardInputs& in, const SsdGradien
 int64_t SsdBackwardBytes(int64_t tokens, int64_t heads, int64_t head_dim, int64_t groups,
                          int64_t d_state, int threads);
 
-// d(dt) from d(delta) where delta = clamp(softplus(dt + dt_bias), delta_min, delta_max):
-//   ddt[i, h] = ddelta[i, h] sigmoid(dt[i, h] + dt_bias[h])
-// where softplus lies strictly between the limits, else 0. ddt [tokens, ddt_stride], the first
-// `heads` of each row, may be ddelta [tokens, heads].
-void SsdDeltaGradient(ThreadPool& pool, const float* dt, int64_t dt_stride, const float* dt_bias,
-                      float delta_min, float delta_max, int64_t tokens, int64_t heads,
-                      const float* ddelta, float* ddt, int64_t ddt_stride);
-
 }  // namespace mambascope::kernels
