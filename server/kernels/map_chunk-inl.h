@@ -14,6 +14,7 @@
 #include "hwy/cache_control.h"
 #include "server/base/array.h"
 #include "server/kernels/channel_group.h"
+#include "server/kernels/lane_rows-inl.h"
 #include "server/kernels/map_layout.h"
 #include "server/kernels/map_tile-inl.h"
 
@@ -21,29 +22,6 @@ HWY_BEFORE_NAMESPACE();
 namespace mambascope::kernels::HWY_NAMESPACE {
 
 static_assert(kBase % kLanes == 0);
-
-// The lanes of `low` and then of `high` with an even number, and with an odd one.
-#if HWY_TARGET == HWY_SCALAR  // has one lane and no such functions; never called
-HWY_INLINE Vec EvenLanes(Vec high, Vec) { return high; }
-HWY_INLINE Vec OddLanes(Vec high, Vec) { return high; }
-#else
-HWY_INLINE Vec EvenLanes(Vec high, Vec low) { return hn::ConcatEven(F32(), high, low); }
-HWY_INLINE Vec OddLanes(Vec high, Vec low) { return hn::ConcatOdd(F32(), high, low); }
-#endif
-
-// In place: lane c of vector r <-> lane r of vector c. Each step moves the lowest bit of the
-// vector's number to the top of the lane's and the lowest bit of the lane's to the top of the
-// vector's.
-HWY_INLINE void Transpose(Vec (&v)[kLanes]) {
-  for (int step = 1; step < kLanes; step *= 2) {
-    Vec u[kLanes];
-    for (int i = 0; i < kLanes / 2; ++i) {
-      u[i] = EvenLanes(v[2 * i + 1], v[2 * i]);
-      u[i + kLanes / 2] = OddLanes(v[2 * i + 1], v[2 * i]);
-    }
-    for (int i = 0; i < kLanes; ++i) v[i] = u[i];
-  }
-}
 
 // sums[i] += the sum of the lanes of v[i].
 HWY_INLINE void AddSums(Vec (&v)[kBase], float* sums) {

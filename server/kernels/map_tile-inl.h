@@ -14,13 +14,12 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "server/kernels/lane_rows-inl.h"
 #include "server/kernels/map_layout.h"
-#include "server/kernels/vector_math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace mambascope::kernels::HWY_NAMESPACE {
 
-constexpr int kLanes = hn::MaxLanes(F32());
 // With 32 registers, 16 sums, their two columns and a broadcast row fit; with 16 registers, half.
 constexpr int kTileRows = kLanes >= 16 ? 8 : 4;
 

@@ -7,7 +7,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "server/kernels/selective_scan.cc"
 #include "hwy/foreach_target.h"
-#include "server/kernels/vector_math-inl.h"
+#include "server/kernels/lane_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace mambascope::kernels::HWY_NAMESPACE {
@@ -33,14 +33,6 @@ struct Scratch {
   HWY_ALIGN float A[kBlockStates];  // times log2(e)
   HWY_ALIGN float state[kBlockStates];
 };
-
-HWY_INLINE Vec LoadLanes(F32 d, const float* p, int64_t count) {
-  return count >= static_cast<int64_t>(hn::Lanes(d)) ? hn::LoadU(d, p) : LoadPart(d, p, count);
-}
-
-HWY_INLINE void StoreLanes(Vec v, F32 d, float* p, int64_t count) {
-  count >= static_cast<int64_t>(hn::Lanes(d)) ? hn::StoreU(v, d, p) : StorePart(v, d, p, count);
-}
 
 HWY_INLINE Vec BaseTwo(F32 d, Vec A) { return hn::Mul(A, hn::Set(d, 1.44269504f)); }
 

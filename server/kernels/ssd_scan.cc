@@ -7,7 +7,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "server/kernels/ssd_scan.cc"
 #include "hwy/foreach_target.h"
-#include "server/kernels/vector_math-inl.h"
+#include "server/kernels/lane_rows-inl.h"
 
 // Channels of one head that a task takes at a time: the same on every target.
 #ifndef MAMBASCOPE_KERNELS_SSD_SCAN_UNIT_
@@ -54,14 +54,6 @@ struct NextUnit {
     }
   }
 };
-
-HWY_INLINE Vec LoadLanes(F32 d, const float* p, int64_t count) {
-  return count >= static_cast<int64_t>(hn::Lanes(d)) ? hn::LoadU(d, p) : LoadPart(d, p, count);
-}
-
-HWY_INLINE void StoreLanes(Vec v, F32 d, float* p, int64_t count) {
-  count >= static_cast<int64_t>(hn::Lanes(d)) ? hn::StoreU(v, d, p) : StorePart(v, d, p, count);
-}
 
 HWY_INLINE Vec Delta(F32 d, Vec dt, Vec bias, const SsdInputs& in) {
   const Vec delta = Softplus(d, hn::Add(dt, bias));  // in this order x86 hands a NaN in it on

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "server/kernels/vector_math-inl.h"
+#include "server/kernels/lane_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace mambascope::kernels::HWY_NAMESPACE {
@@ -27,8 +27,8 @@ inline Factor Transposed(const float* data, int64_t stride) { return {data, 1, s
 enum class Band { kAll, kUpToRow, kFromRow };  // k <= m; k >= m
 
 // With 16 registers two columns of registers remain beside the factors, with 32 four.
-constexpr int kTileVecs = hn::MaxLanes(F32()) >= 16 ? 4 : 2;
-constexpr int64_t kTileRows = 4;
+constexpr int kProductVecs = kLanes >= 16 ? 4 : 2;
+constexpr int64_t kProductRows = 4;
 
 // c [kRows, kVecs registers] (+)= a b over k in [begin, end), a sum in the order of k.
 template <int kRows, int kVecs>
@@ -68,10 +68,10 @@ void ColumnProduct(Factor a, Band band, const float* b, int64_t b_stride, int64_
   const auto begin = [&](int64_t m) { return band == Band::kFromRow ? m : int64_t{0}; };
   const auto end = [&](int64_t m) { return band == Band::kUpToRow ? std::min(K, m + 1) : K; };
   int64_t m = 0;
-  for (; m + kTileRows <= M; m += kTileRows) {
+  for (; m + kProductRows <= M; m += kProductRows) {
     const Factor rows{a.data + m * a.row, a.row, a.col};
-    TileProduct<kTileRows, kVecs>(rows, b, b_stride, begin(m), end(m + kTileRows - 1), accumulate,
-                                  c + m * c_stride, c_stride);
+    TileProduct<kProductRows, kVecs>(rows, b, b_stride, begin(m), end(m + kProductRows - 1),
+                                     accumulate, c + m * c_stride, c_stride);
   }
   for (; m < M; ++m) {
     const Factor row{a.data + m * a.row, a.row, a.col};
@@ -88,8 +88,8 @@ inline void Product(Factor a, Band band, const float* b, int64_t b_stride, int64
   const F32 d;
   const int64_t lanes = hn::Lanes(d);
   int64_t at = 0;
-  for (; at + kTileVecs * lanes <= cols; at += kTileVecs * lanes) {
-    ColumnProduct<kTileVecs>(a, band, b + at, b_stride, M, K, accumulate, c + at, c_stride);
+  for (; at + kProductVecs * lanes <= cols; at += kProductVecs * lanes) {
+    ColumnProduct<kProductVecs>(a, band, b + at, b_stride, M, K, accumulate, c + at, c_stride);
   }
   for (; at < cols; at += lanes) {
     ColumnProduct<1>(a, band, b + at, b_stride, M, K, accumulate, c + at, c_stride);
@@ -100,31 +100,12 @@ inline void Product(Factor a, Band band, const float* b, int64_t b_stride, int64
 inline void Transpose(const float* from, int64_t from_stride, int64_t rows, int64_t cols, float* to,
                       int64_t to_stride) {
   const F32 d;
-  const int64_t lanes = hn::Lanes(d);
-  constexpr int64_t kMaxLanes = hn::MaxLanes(F32());
-  for (int64_t row = 0; row < rows; row += lanes) {
-    for (int64_t col = 0; col < cols; col += lanes) {
-      Vec v[kMaxLanes], next[kMaxLanes];
-      for (int64_t k = 0; k < kMaxLanes; ++k) {
-        if (k < lanes) v[k] = hn::Load(d, from + (row + k) * from_stride + col);
-      }
-#if HWY_TARGET != HWY_SCALAR
-      // Each round turns the bits of (row, lane) by one place; as many rounds as a row has bits
-      // exchange row and lane.
-      for (int64_t round = 1; round < lanes; round *= 2) {
-        for (int64_t k = 0; k < kMaxLanes / 2; ++k) {
-          if (2 * k >= lanes) break;
-          next[k] = hn::ConcatEven(d, v[2 * k + 1], v[2 * k]);
-          next[k + lanes / 2] = hn::ConcatOdd(d, v[2 * k + 1], v[2 * k]);
-        }
-        for (int64_t k = 0; k < kMaxLanes; ++k) v[k] = next[k];
-      }
-#else
-      (void)next;
-#endif
-      for (int64_t k = 0; k < kMaxLanes; ++k) {
-        if (k < lanes) hn::Store(v[k], d, to + (col + k) * to_stride + row);
-      }
+  for (int64_t row = 0; row < rows; row += kLanes) {
+    for (int64_t col = 0; col < cols; col += kLanes) {
+      Vec v[kLanes];
+      for (int k = 0; k < kLanes; ++k) v[k] = hn::Load(d, from + (row + k) * from_stride + col);
+      Transpose(v);
+      for (int k = 0; k < kLanes; ++k) hn::Store(v[k], d, to + (col + k) * to_stride + row);
     }
   }
 }
