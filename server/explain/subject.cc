@@ -10,22 +10,29 @@
 namespace mambascope::explain {
 namespace {
 
-// out[m] += weight w[row, m]
-void AddRow(kernels::WeightMatrix w, int64_t row, double weight, std::vector<double>& out) {
-  std::vector<float> values(w.cols);
-  kernels::WidenRow(w, row, values.data());
-  for (size_t m = 0; m < out.size(); ++m) out[m] += weight * values[m];
+// out[m] += weight w[row, m]; `scratch` [w.cols].
+void AddRow(kernels::WeightMatrix w, int64_t row, double weight, std::vector<float>& scratch,
+            std::vector<double>& out) {
+  kernels::WidenRow(w, row, scratch.data());
+  for (size_t m = 0; m < out.size(); ++m) out[m] += weight * scratch[m];
 }
 
-// The head's logits for one normalised row.
-std::vector<float> Logits(const Subject& subject, const std::vector<float>& row) {
+// The softmax of the head's logits for one normalised row.
+std::vector<double> Probabilities(const Subject& subject, const std::vector<float>& row) {
   const model::WeightViews& weights = subject.model->weights().views();
   std::vector<float> logits(weights.head.rows);
   const auto cols = static_cast<int64_t>(row.size());
   const auto outputs = static_cast<int64_t>(logits.size());
   kernels::Linear(*subject.pool, {row.data(), 1, cols, cols}, weights.head, weights.head_bias,
                   {logits.data(), 1, outputs, outputs});
-  return logits;
+  const float largest = *std::max_element(logits.begin(), logits.end());
+  std::vector<double> probabilities(logits.size());
+  double sum = 0;
+  for (size_t v = 0; v < logits.size(); ++v) {
+    sum += probabilities[v] = std::exp(double{logits[v]} - largest);
+  }
+  for (double& probability : probabilities) probability /= sum;
+  return probabilities;
 }
 
 // df/d(normalised row): the head's rows of target and contrast; of a log-probability less the mean
@@ -34,13 +41,14 @@ std::vector<double> HeadGradient(const Subject& subject, const Output& output,
                                  const std::vector<float>& row) {
   const kernels::WeightMatrix head = subject.model->weights().views().head;
   std::vector<double> gradient(head.cols, 0.0);
-  AddRow(head, output.token, 1, gradient);
+  std::vector<float> scratch(head.cols);
+  AddRow(head, output.token, 1, scratch, gradient);
   if (output.contrast >= 0) {
-    AddRow(head, output.contrast, -1, gradient);
+    AddRow(head, output.contrast, -1, scratch, gradient);
   } else if (subject.value == v1::OUTPUT_VALUE_LOG_PROBABILITY) {
-    const std::vector<float> logits = Logits(subject, row);
+    const std::vector<double> probabilities = Probabilities(subject, row);
     for (int64_t v = 0; v < head.rows; ++v) {
-      AddRow(head, v, -std::exp(model::LogProbability(logits, static_cast<int32_t>(v))), gradient);
+      AddRow(head, v, -probabilities[v], scratch, gradient);
     }
   }
   return gradient;

@@ -18,6 +18,8 @@ struct Output {
   int32_t contrast = -1;  // none
 };
 
+class GradientCache;
+
 // What a method is asked about: one sequence's finished forward pass and the target in it. Borrowed
 // for the life of the Explaining.
 struct Subject {
@@ -33,6 +35,7 @@ struct Subject {
   std::vector<Output> outputs;
   v1::OutputValue value = v1::OUTPUT_VALUE_LOGIT;  // never UNSPECIFIED
   double explained = 0;                            // f as the forward pass gave it
+  GradientCache* gradients = nullptr;              // of the request, shared; may be null
   int32_t padding_token = -1;                      // the vocabulary's, or its end of text; -1: none
 };
 

@@ -46,6 +46,20 @@ int64_t SequenceTrace::Bytes(const ModelConfig& config, int64_t tokens, int32_t 
   return tokens * a_token * static_cast<int64_t>(sizeof(float));
 }
 
+SequenceTrace SequenceTrace::StreamsOnly(const ModelConfig& config, int64_t capacity,
+                                         int32_t stream_stride) {
+  SequenceTrace trace(config, 0, stream_stride);
+  trace.records_scans = false;
+  trace.capacity = capacity;
+  for (Array<float>& stream : trace.streams) stream = Array<float>(capacity * config.d_model);
+  return trace;
+}
+
+int64_t SequenceTrace::StreamsOnlyBytes(const ModelConfig& config, int64_t tokens,
+                                        int32_t stream_stride) {
+  return Bytes(config, tokens, stream_stride) - Bytes(config, tokens);
+}
+
 int32_t SequenceTrace::StreamStride(const ModelConfig& config, int64_t tokens) {
   const int64_t all = tokens * Streams(config, 1) * config.d_model * sizeof(float);
   if (all <= kAllStreamsBytes) return 1;

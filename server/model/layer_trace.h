@@ -26,6 +26,10 @@ struct SequenceTrace {
   // leaves the last layer.
   SequenceTrace(const ModelConfig& config, int64_t capacity, int32_t stream_stride = 0);
   static int64_t Bytes(const ModelConfig& config, int64_t tokens, int32_t stream_stride = 0);
+  // Of streams alone: no LayerTrace is filled.
+  static SequenceTrace StreamsOnly(const ModelConfig& config, int64_t capacity,
+                                   int32_t stream_stride);
+  static int64_t StreamsOnlyBytes(const ModelConfig& config, int64_t tokens, int32_t stream_stride);
   // 1 where all layers' streams fit 64 MiB, else about sqrt(layers): what lies between is
   // recomputed (StreamWalk).
   static int32_t StreamStride(const ModelConfig& config, int64_t tokens);
@@ -40,6 +44,7 @@ struct SequenceTrace {
   float* stream(int32_t l);
   const float* stream(int32_t l) const { return const_cast<SequenceTrace*>(this)->stream(l); }
 
+  bool records_scans = true;
   int64_t tokens = 0;  // filled so far, in all layers once a forward pass is over
   int64_t capacity = 0;
   std::vector<int32_t> checked_channels;  // ascending, evenly spaced, at most 32

@@ -55,7 +55,7 @@ void Record(const MixerPass& pass, int32_t direction, int64_t channels_per_skip,
   const float* D = pass.weights.branches[direction].D;
   for (size_t s = 0; s < pass.packed.pieces.size(); ++s) {
     const Piece& piece = pass.packed.pieces[s];
-    if (piece.trace == nullptr) continue;
+    if (piece.trace == nullptr || !piece.trace->records_scans) continue;
     const std::vector<int32_t>& channels = piece.trace->checked_channels;
     LayerTrace& trace = piece.trace->layer(pass.layer, direction);
     const int64_t filled = piece.trace->tokens;

@@ -7,13 +7,24 @@
 
 namespace mambascope::model {
 
-StreamWalk::StreamWalk(const MambaModel& model, const SequenceTrace& trace, int64_t tokens)
-    : model_(model), trace_(trace), tokens_(tokens) {
+StreamWalk::StreamWalk(const MambaModel& model, const SequenceTrace& trace, int64_t tokens,
+                       int32_t planned_stride)
+    : model_(model),
+      trace_(trace),
+      tokens_(tokens),
+      one_a_call_(planned_stride == 0 || planned_stride >= trace.stream_stride) {
   MS_CHECK(trace.stream_stride > 0 && tokens <= trace.tokens);
   stretch_.resize(trace.stream_stride - 1);
 }
 
 bool StreamWalk::Prepare(ThreadPool& pool, int32_t layer) {
+  while (!Advance(pool, layer)) {
+    if (one_a_call_) return false;
+  }
+  return true;
+}
+
+bool StreamWalk::Advance(ThreadPool& pool, int32_t layer) {
   if (trace_.stream(layer) != nullptr) return true;
   const int32_t first = layer / trace_.stream_stride * trace_.stream_stride;
   if (first != first_) reached_ = first_ = first;

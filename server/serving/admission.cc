@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/base/status.h"
+#include "server/explain/gradient_walk.h"
 #include "server/explain/registry.h"
 #include "server/explain/violations.h"
 #include "server/serving/classification.h"
@@ -345,6 +346,7 @@ v1::CostEstimate Estimate(const std::vector<PlannedExplanation>& explanations, i
     }
     largest = std::max(largest, explanation.plan.memory_bytes);
   }
+  if (stream_stride > 0) largest += explain::GradientResult::Bytes(config, tokens);  // kept on
   estimate.set_memory_bytes(largest + model::SequenceTrace::Bytes(config, tokens, stream_stride) +
                             std::min(estimate.result_bytes(), stream_bytes + largest_slab));
   return estimate;

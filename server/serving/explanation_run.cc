@@ -73,6 +73,7 @@ explain::Subject ExplanationRun::SubjectOf(const PlannedExplanation& planned,
     subject.value = v1::OUTPUT_VALUE_LOG_PROBABILITY;
   }
   subject.explained = target.value();
+  subject.gradients = &gradients_;
   const std::vector<int32_t>& end_of_text = subject.model->config().end_of_text;
   subject.padding_token = end_of_text.empty() ? -1 : end_of_text.front();
   return subject;

@@ -7,6 +7,7 @@
 #include "server/base/clock.h"
 #include "server/base/thread_pool.h"
 #include "server/explain/event_sink.h"
+#include "server/explain/gradient_walk.h"
 #include "server/explain/method.h"
 #include "server/explain/tensor_writer.h"
 #include "server/model/layer_trace.h"
@@ -44,6 +45,7 @@ class ExplanationRun {
   const Clock* clock_;
 
   std::vector<v1::ResolvedTarget> targets_;  // one for each explanation
+  mutable explain::GradientCache gradients_;
   size_t current_ = 0;
   std::unique_ptr<explain::Explaining> explaining_;  // null: the current one has not begun
   std::unique_ptr<explain::TensorWriter> writer_;

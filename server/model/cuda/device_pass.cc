@@ -83,7 +83,7 @@ class Pass {
     for (int32_t s = 0; s < sequences(); ++s) {
       Piece& piece = pieces_[s];
       sequence_of_.insert(sequence_of_.end(), seq_start_[s + 1] - seq_start_[s], s);
-      if (piece.trace != nullptr) {
+      if (piece.trace != nullptr && piece.trace->records_scans) {
         for (int32_t i = seq_start_[s]; i < seq_start_[s + 1]; ++i) traced_.push_back(i);
         checked_channels_ = piece.trace->checked_channels;  // the same of every trace of a model
       }
@@ -338,10 +338,11 @@ class Pass {
       }
       if (config_.mean_pooled()) piece.state->pooled_tokens += RowsOf(config_, piece);
     }
-    if (record_.count == 0) return;
-    pool_.Split(record_.scans, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t scan = begin; scan < end; ++scan) FillTraces(scan);
-    });
+    if (record_.count > 0) {
+      pool_.Split(record_.scans, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t scan = begin; scan < end; ++scan) FillTraces(scan);
+      });
+    }
     for (Piece& piece : pieces_) {
       if (piece.trace != nullptr) piece.trace->tokens += RowsOf(config_, piece);
     }
@@ -354,7 +355,7 @@ class Pass {
     const float* x = base + record_.x_checked(scan);
     const float* y = base + record_.y_checked(scan);
     for (const Piece& piece : pieces_) {
-      if (piece.trace == nullptr) continue;
+      if (piece.trace == nullptr || !piece.trace->records_scans) continue;
       LayerTrace& trace = piece.trace->layers[scan];
       const int64_t filled = piece.trace->tokens, rows = RowsOf(config_, piece);
       const int64_t width = record_.width, checked = record_.checked;
