@@ -275,8 +275,6 @@ Grid ChooseGrid(int64_t rows, int64_t columns, int64_t threads) {
   return best;
 }
 
-// Multiplications below which a second thread costs more than it saves.
-constexpr int64_t kWorthSplitting = 32768;
 // Inner borders of a split: whole micro-tiles of every micro-kernel.
 constexpr int64_t kTile = 96;
 
@@ -353,7 +351,7 @@ void GemmBlock(ConstMatrix a, ConstMatrix b, bool accumulate, Matrix c) {
 
 void ForTiles(ThreadPool& pool, int64_t M, int64_t N, int64_t K,
               absl::FunctionRef<void(int64_t, int64_t, int64_t, int64_t)> run) {
-  const Grid grid = M * N * K < kWorthSplitting ? Grid{1, 1} : ChooseGrid(M, N, pool.threads());
+  const Grid grid = M * N * K < kGemmWorthSplitting ? Grid{1, 1} : ChooseGrid(M, N, pool.threads());
   const int64_t row_units = (M + kTile - 1) / kTile, column_units = (N + kTile - 1) / kTile;
   pool.Run(grid.row_parts * grid.column_parts, [&](int64_t task) {
     const int64_t r = task / grid.column_parts, c = task % grid.column_parts;
@@ -368,7 +366,7 @@ void ForTiles(ThreadPool& pool, int64_t M, int64_t N, int64_t K,
 void Linear(ThreadPool& pool, ConstMatrix x, WeightMatrix w, const float* bias, Matrix y) {
   CheckShapes(x, w, y);
   const int64_t M = y.rows, N = y.cols;
-  const bool alone = M * N * x.cols < kWorthSplitting;
+  const bool alone = M * N * x.cols < kGemmWorthSplitting;
   if (M <= kFewRowsLimit && N >= kFewestColumns && LeaveFewRowsToOurKernel()) {
     pool.Split(N, alone ? N : kFewestColumns,
                [&](int64_t begin, int64_t end) { FewRowsLinear(x, w, bias, begin, end, y); });

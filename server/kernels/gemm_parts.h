@@ -27,6 +27,9 @@ inline constexpr int64_t kFewRowsLimit = 72;
 // The fewest weight rows the own kernel takes: the lanes of the widest register.
 inline constexpr int64_t kFewestColumns = 16;
 
+// Multiplications below which a second thread costs more than it saves.
+inline constexpr int64_t kGemmWorthSplitting = 32768;
+
 // Those of the micro-kernels that run here; their name and BLIS's version.
 BlockLengths BlisBlockLengths();
 std::string BlisName();
@@ -58,6 +61,9 @@ bool PackedTransposed(ConstMatrix dy, WeightMatrix w, bool accumulate, Matrix dx
 
 // The same by BLIS, which knows fp32 alone: other weights are widened range by range.
 void BlisTransposed(ConstMatrix dy, WeightMatrix w, bool accumulate, Matrix dx);
+
+// The same by our kernel for few rows. False, and nothing written, without fused multiply-adds.
+bool FewRowsTransposed(ConstMatrix dy, WeightMatrix w, bool accumulate, Matrix dx);
 
 // Columns [begin, end) of y = x w^T (+ bias) by our kernel; w.rows >= kFewestColumns.
 void FewRowsLinear(ConstMatrix x, WeightMatrix w, const float* bias, int64_t begin, int64_t end,

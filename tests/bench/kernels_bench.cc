@@ -15,6 +15,7 @@
 #include "server/kernels/causal_conv1d.h"
 #include "server/kernels/gemm.h"
 #include "server/kernels/gemm_parts.h"
+#include "server/kernels/linear_backward.h"
 #include "server/kernels/rms_norm.h"
 #include "server/kernels/selective_scan.h"
 #include "server/kernels/ssd_map.h"
@@ -36,10 +37,10 @@ std::vector<float> Random(int64_t count, float low = -1, float high = 1) {
 
 constexpr int64_t kDModel = 768, kDInner = 1536, kDState = 16, kDtRank = 48;
 
-// x w^T for M tokens. Weights of several layers, 200 MB, are used in turn, as in a decode: none is
-// in a cache when its turn comes.
+// x w^T for M tokens, or the gradient of x. Weights of several layers, 200 MB, are used in turn, as
+// in a decode: none is in a cache when its turn comes.
 enum class Weights { kWarm, kCold };
-enum class Way { kLinear, kPacked, kBlis };
+enum class Way { kLinear, kTransposed, kPacked, kBlis };
 template <typename T>
 void Gemm(State& state, Weights place, Way way) {
   const int64_t M = state.range(0), N = state.range(1), K = state.range(2);
@@ -50,7 +51,7 @@ void Gemm(State& state, Weights place, Way way) {
   const std::vector<float> x = Random(M * K), numbers = Random(layers * bytes / sizeof(float));
   const ElementType type = sizeof(T) == 2 ? ElementType::kBF16 : ElementType::kF32;
   const T* w = reinterpret_cast<const T*>(numbers.data());
-  std::vector<float> y(M * N);
+  std::vector<float> y(M * N), dx(M * K);
   int64_t layer = 0;
   for (auto _ : state) {
     const WeightMatrix weights{w + layer++ % layers * N * K, type, N, K, K};
@@ -58,6 +59,9 @@ void Gemm(State& state, Weights place, Way way) {
     const Matrix out{y.data(), M, N, N};
     if (way == Way::kLinear) {
       Linear(pool, rows, weights, nullptr, out);
+    } else if (way == Way::kTransposed) {
+      LinearTransposed(pool, {y.data(), M, N, N}, weights, /*accumulate=*/false,
+                       {dx.data(), M, K, K});
     } else if (way == Way::kPacked) {
       PackedGemm(rows, weights, /*accumulate=*/false, out);
     } else {
@@ -73,6 +77,8 @@ void Linear(State& state) { Gemm<float>(state, Weights::kWarm, Way::kLinear); }
 void LinearBf16(State& state) { Gemm<uint16_t>(state, Weights::kWarm, Way::kLinear); }
 void LinearColdWeights(State& state) { Gemm<float>(state, Weights::kCold, Way::kLinear); }
 void LinearColdBf16(State& state) { Gemm<uint16_t>(state, Weights::kCold, Way::kLinear); }
+void TransposedColdWeights(State& state) { Gemm<float>(state, Weights::kCold, Way::kTransposed); }
+void TransposedColdBf16(State& state) { Gemm<uint16_t>(state, Weights::kCold, Way::kTransposed); }
 void BlisColdWeights(State& state) { Gemm<float>(state, Weights::kCold, Way::kBlis); }
 void BlisColdBf16(State& state) { Gemm<uint16_t>(state, Weights::kCold, Way::kBlis); }
 void PackedColdWeights(State& state) { Gemm<float>(state, Weights::kCold, Way::kPacked); }
@@ -303,6 +309,8 @@ BENCHMARK(LinearColdBf16)
     ->UseRealTime();
 BENCHMARK(BlisColdWeights)->Apply(ColdPrefillSizes)->ArgNames({"M", "N", "K", "threads"});
 BENCHMARK(PackedColdWeights)->Apply(ColdPrefillSizes)->ArgNames({"M", "N", "K", "threads"});
+BENCHMARK(TransposedColdWeights)->Apply(ColdPrefillSizes)->ArgNames({"M", "N", "K", "threads"});
+BENCHMARK(TransposedColdBf16)->Apply(ColdPrefillSizes)->ArgNames({"M", "N", "K", "threads"});
 BENCHMARK(BlisColdBf16)->Apply(ColdPrefillSizes)->ArgNames({"M", "N", "K", "threads"});
 BENCHMARK(PackedColdBf16)->Apply(ColdPrefillSizes)->ArgNames({"M", "N", "K", "threads"});
 BENCHMARK(ReadMemory)->Arg(1)->ArgName("threads");
