@@ -40,14 +40,14 @@ void AdjointBlock(const float* B, const float* C, int64_t stride, int64_t tokens
   for (int n = 0; n < kRows; ++n) hn::Store(g[n], d, carry + n * lanes);
 }
 
-// `A` and `carry` are scratch, [d_state, kScanGroup].
-void AdjointGroup(const ScanParameters& scan, ChannelRange range, const float* dy, float* dx,
+// `A` and `carry` are scratch, [d_state, kScanBlock].
+void AdjointRange(const ScanParameters& scan, ChannelRange range, const float* dy, float* dx,
                   bool accumulate, float* A, float* carry) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d), D = scan.d_inner, stride = scan.bc_stride;
   ScanTile t;
   LoadA(scan, range, A);
-  std::fill_n(carry, scan.d_state * kScanGroup, 0.0f);
+  std::fill_n(carry, scan.d_state * kScanBlock, 0.0f);
   for (int64_t chunk = ScanChunks(scan.tokens) - 1; chunk >= 0; --chunk) {
     const int64_t begin = chunk * kScanChunk, tokens = std::min(kScanChunk, scan.tokens - begin);
     const float *B = scan.B + begin * stride, *C = scan.C + begin * stride;
@@ -74,17 +74,19 @@ HWY_AFTER_NAMESPACE();
 namespace mambascope::kernels {
 namespace {
 
-HWY_EXPORT(AdjointGroup);
+HWY_EXPORT(AdjointRange);
 
 }  // namespace
 
 void ScanAdjoint(ThreadPool& pool, const ScanParameters& scan, const float* dy, float* dx,
                  bool accumulate) {
   CheckScan(scan);
-  pool.Run(ScanGroups(scan.d_inner), [&](int64_t group) {
-    Array<float> A(scan.d_state * kScanGroup), carry(scan.d_state * kScanGroup);
-    HWY_DYNAMIC_DISPATCH(AdjointGroup)
-    (scan, RangeOfGroup(scan, group), dy, dx, accumulate, A.data(), carry.data());
+  pool.Split(scan.d_inner, kMaxLanes, [&](int64_t begin, int64_t end) {
+    Array<float> A(scan.d_state * kScanBlock), carry(scan.d_state * kScanBlock);
+    ForScanBlocks(begin, end, [&](ChannelRange range) {
+      HWY_DYNAMIC_DISPATCH(AdjointRange)
+      (scan, range, dy, dx, accumulate, A.data(), carry.data());
+    });
   });
 }
 

@@ -16,11 +16,11 @@
 #define MAMBASCOPE_KERNELS_SCAN_BACKWARD_ONCE_
 namespace mambascope::kernels {
 
-// What one group needs while it runs.
-struct ScanGroupScratch {
-  float* A;        // [d_state, kScanGroup]
-  float* carry;    // [d_state, kScanGroup]
-  float* states;   // [chunks, d_state, kScanGroup]
+// What one block needs while it runs.
+struct ScanScratch {
+  float* A;        // [d_state, kScanBlock]
+  float* carry;    // [d_state, kScanBlock]
+  float* states;   // [chunks, d_state, kScanBlock]
   float *dB, *dC;  // lane sums, [kScanChunk, d_state, one register]
 };
 
@@ -147,11 +147,11 @@ void SumLanes(const float* lane_sums, int64_t count, float* sums) {
   }
 }
 
-// The states before each chunk: states [chunks, d_state, kScanGroup]; the first are zero.
+// The states before each chunk: states [chunks, d_state, kScanBlock]; the first are zero.
 void KeepStates(const ScanParameters& scan, ChannelRange range, const float* x, const float* A,
                 float* states, ScanTile& t) {
   const F32 d;
-  const int64_t lanes = hn::Lanes(d), size = scan.d_state * kScanGroup, stride = scan.bc_stride;
+  const int64_t lanes = hn::Lanes(d), size = scan.d_state * kScanBlock, stride = scan.bc_stride;
   std::fill_n(states, size, 0.0f);
   for (int64_t chunk = 0; chunk + 1 < ScanChunks(scan.tokens); ++chunk, states += size) {
     const int64_t begin = chunk * kScanChunk;
@@ -169,39 +169,51 @@ void KeepStates(const ScanParameters& scan, ChannelRange range, const float* x, 
   }
 }
 
-// One group's dx and ddelta, and its parts of dB and dC, [tokens, d_state] each.
-void BackwardGroup(const ScanParameters& scan, ChannelRange range, const float* x, const float* dy,
-                   const ScanGradients& out, const ScanGroupScratch& s, float* dB, float* dC) {
+// dx and ddelta of the channels of a group over one chunk, and the chunk's part of dB and dC.
+// `first` is the group's first channel in its block.
+void BackwardChunk(const ScanParameters& scan, ChannelRange block, int64_t first, int64_t chunk,
+                   const float* x, const float* dy, const ScanGradients& out, const ScanScratch& s,
+                   float* dB, float* dC, ScanTile& t) {
   const F32 d;
   const int64_t lanes = hn::Lanes(d), D = scan.d_inner, N = scan.d_state, stride = scan.bc_stride;
+  const int64_t begin = chunk * kScanChunk, tokens = std::min(kScanChunk, scan.tokens - begin);
+  const float *B = scan.B + begin * stride, *C = scan.C + begin * stride;
+  const float* states = s.states + chunk * N * kScanBlock;
+  const int64_t next = chunk > 0 ? -kScanChunk : 0;
+  std::fill_n(s.dB, LaneSums(N), 0.0f);
+  std::fill_n(s.dC, LaneSums(N), 0.0f);
+  for (int64_t c = first; c < std::min(first + kScanGroup, block.count); c += lanes) {
+    const int64_t at = begin * D + block.first + c, count = block.count - c;
+    LoadInputs(scan, x, at, tokens, count, next, t);
+    LoadTile(dy + at, D, tokens, count, next, t.dy);
+    std::fill_n(t.u, tokens * lanes, 0.0f);
+    std::fill_n(t.w, tokens * lanes, 0.0f);
+    ForBlocks(N, [&]<int kRows>(int64_t n) {
+      const int64_t row = c * N + n * lanes;
+      ReplayBlock<kRows>(B + n, stride, tokens, N, s.A + row, states + row, s.dC + n * lanes, t);
+      BackwardBlock<kRows>(B + n, C + n, stride, tokens, N, s.A + row, s.carry + row,
+                           s.dB + n * lanes, t);
+    });
+    StoreDx(t, D, tokens, count, out.accumulate_dx, out.dx + at);
+    StoreDdelta(t, D, tokens, count, out.ddelta + at);
+  }
+  SumLanes(s.dB, tokens * N, dB + begin * N);
+  SumLanes(s.dC, tokens * N, dC + begin * N);
+}
+
+// A block of whole groups; parts [groups, 2, tokens, d_state] from its first group on: dB and dC.
+void BackwardRange(const ScanParameters& scan, ChannelRange block, const float* x, const float* dy,
+                   const ScanGradients& out, const ScanScratch& s, float* parts) {
+  const int64_t part = scan.tokens * scan.d_state;
   ScanTile t;
-  LoadA(scan, range, s.A);
-  KeepStates(scan, range, x, s.A, s.states, t);
-  std::fill_n(s.carry, N * kScanGroup, 0.0f);
+  LoadA(scan, block, s.A);
+  KeepStates(scan, block, x, s.A, s.states, t);
+  std::fill_n(s.carry, scan.d_state * kScanBlock, 0.0f);
   for (int64_t chunk = ScanChunks(scan.tokens) - 1; chunk >= 0; --chunk) {
-    const int64_t begin = chunk * kScanChunk, tokens = std::min(kScanChunk, scan.tokens - begin);
-    const float *B = scan.B + begin * stride, *C = scan.C + begin * stride;
-    const float* states = s.states + chunk * N * kScanGroup;
-    const int64_t next = chunk > 0 ? -kScanChunk : 0;
-    std::fill_n(s.dB, LaneSums(N), 0.0f);
-    std::fill_n(s.dC, LaneSums(N), 0.0f);
-    for (int64_t c = 0; c < range.count; c += lanes) {
-      const int64_t at = begin * D + range.first + c, count = range.count - c;
-      LoadInputs(scan, x, at, tokens, count, next, t);
-      LoadTile(dy + at, D, tokens, count, next, t.dy);
-      std::fill_n(t.u, tokens * lanes, 0.0f);
-      std::fill_n(t.w, tokens * lanes, 0.0f);
-      ForBlocks(N, [&]<int kRows>(int64_t n) {
-        const int64_t row = c * N + n * lanes;
-        ReplayBlock<kRows>(B + n, stride, tokens, N, s.A + row, states + row, s.dC + n * lanes, t);
-        BackwardBlock<kRows>(B + n, C + n, stride, tokens, N, s.A + row, s.carry + row,
-                             s.dB + n * lanes, t);
-      });
-      StoreDx(t, D, tokens, count, out.accumulate_dx, out.dx + at);
-      StoreDdelta(t, D, tokens, count, out.ddelta + at);
+    for (int64_t first = 0; first < block.count; first += kScanGroup) {
+      float* dB = parts + first / kScanGroup * 2 * part;
+      BackwardChunk(scan, block, first, chunk, x, dy, out, s, dB, dB + part, t);
     }
-    SumLanes(s.dB, tokens * N, dB + begin * N);
-    SumLanes(s.dC, tokens * N, dC + begin * N);
   }
 }
 
@@ -213,11 +225,21 @@ HWY_AFTER_NAMESPACE();
 namespace mambascope::kernels {
 namespace {
 
-HWY_EXPORT(BackwardGroup);
+HWY_EXPORT(BackwardRange);
 
-// Floats of one group's scratch.
-int64_t GroupFloats(int64_t tokens, int64_t d_state) {
-  return (2 + ScanChunks(tokens)) * d_state * kScanGroup + 2 * LaneSums(d_state);
+// Floats of one block's scratch.
+int64_t BlockFloats(int64_t tokens, int64_t d_state) {
+  return (2 + ScanChunks(tokens)) * d_state * kScanBlock + 2 * LaneSums(d_state);
+}
+
+ScanScratch LayScratch(int64_t d_state, float* memory) {
+  ScanScratch s;
+  s.A = memory;
+  s.carry = s.A + d_state * kScanBlock;
+  s.dB = s.carry + d_state * kScanBlock;
+  s.dC = s.dB + LaneSums(d_state);
+  s.states = s.dC + LaneSums(d_state);
+  return s;
 }
 
 }  // namespace
@@ -228,17 +250,14 @@ void ScanBackward(ThreadPool& pool, const ScanParameters& scan, const float* x, 
   MS_CHECK(out.bc_stride >= scan.d_state);
   const int64_t N = scan.d_state, groups = ScanGroups(scan.d_inner), part = scan.tokens * N;
   Array<float> parts(2 * groups * part);
-  pool.Run(groups, [&](int64_t group) {
-    Array<float> memory(GroupFloats(scan.tokens, N));
-    ScanGroupScratch s;
-    s.A = memory.data();
-    s.carry = s.A + N * kScanGroup;
-    s.dB = s.carry + N * kScanGroup;
-    s.dC = s.dB + LaneSums(N);
-    s.states = s.dC + LaneSums(N);
-    float* dB = parts.data() + 2 * group * part;
-    HWY_DYNAMIC_DISPATCH(BackwardGroup)
-    (scan, RangeOfGroup(scan, group), x, dy, out, s, dB, dB + part);
+  pool.Split(groups, 1, [&](int64_t begin, int64_t end) {
+    Array<float> memory(BlockFloats(scan.tokens, N));
+    const ScanScratch s = LayScratch(N, memory.data());
+    const int64_t last = std::min(scan.d_inner, end * kScanGroup);
+    ForScanBlocks(begin * kScanGroup, last, [&](ChannelRange block) {
+      HWY_DYNAMIC_DISPATCH(BackwardRange)
+      (scan, block, x, dy, out, s, parts.data() + block.first / kScanGroup * 2 * part);
+    });
   });
   pool.Split(scan.tokens, 64, [&](int64_t begin, int64_t end) {
     SumParts(parts.data(), 2 * part, groups, begin, end, N, out.bc_stride, out.dB);
@@ -249,7 +268,7 @@ void ScanBackward(ThreadPool& pool, const ScanParameters& scan, const float* x, 
 int64_t ScanBackwardBytes(int64_t tokens, int64_t d_inner, int64_t d_state, int threads) {
   const int64_t groups = ScanGroups(d_inner), at_once = std::min<int64_t>(threads, groups);
   const int64_t floats =
-      2 * groups * tokens * d_state + at_once * GroupFloats(tokens, d_state) + 16 * (at_once + 1);
+      2 * groups * tokens * d_state + at_once * BlockFloats(tokens, d_state) + 16 * (at_once + 1);
   return floats * static_cast<int64_t>(sizeof(float));
 }
 

@@ -47,7 +47,7 @@ void ScanBackward(ThreadPool& pool, const ScanParameters& scan, const float* x, 
                   const ScanGradients& out);
 
 // What ScanBackward allocates while it runs, at most:
-//   about 4 d_state (threads (4 tokens + 1024) + 2 tokens ceil(d_inner / 64)) bytes.
+//   about 4 d_state (threads (32 tokens + 1024) + 2 tokens ceil(d_inner / 128)) bytes.
 int64_t ScanBackwardBytes(int64_t tokens, int64_t d_inner, int64_t d_state, int threads);
 
 }  // namespace mambascope::kernels

@@ -22,10 +22,11 @@ struct Shape {
   int64_t tokens, d_inner, d_state;
 };
 
-// Around the kernels' chunks of 16 tokens, groups of 64 channels and blocks of 16, 4 and 1 states.
-const Shape kShapes[] = {{1, 1, 1},    {1, 70, 16},   {2, 17, 5},  {15, 64, 16},
-                         {16, 65, 4},  {17, 3, 21},   {63, 33, 5}, {64, 130, 3},
-                         {65, 16, 64}, {200, 20, 16}, {200, 9, 1}, {33, 5, 256}};
+// Around the kernels' chunks of 8 tokens, groups of 128 and blocks of 256 channels, and blocks of
+// 16, 4 and 1 states.
+const Shape kShapes[] = {{1, 1, 1},   {1, 70, 16},  {2, 17, 5},   {15, 64, 16}, {16, 65, 4},
+                         {17, 3, 21}, {63, 33, 5},  {64, 130, 3}, {65, 16, 64}, {200, 20, 16},
+                         {200, 9, 1}, {33, 5, 256}, {9, 300, 2},  {25, 129, 17}};
 
 constexpr float kUntouched = 12345.0f;
 
@@ -220,8 +221,8 @@ TEST(ScanBackward, SurvivesVanishingDecays) {
 }
 
 TEST(ScanBackward, BitsDoNotDependOnThreads) {
-  const RandomScan scan(70, 333, 16, /*seed=*/37);
-  const std::vector<float> x = Random(70 * 333, 38), dy = Random(70 * 333, 39);
+  const RandomScan scan(70, 777, 16, /*seed=*/37);
+  const std::vector<float> x = Random(70 * 777, 38), dy = Random(70 * 777, 39);
   const Gradients one = Backward(scan.parameters, x, dy, 1);
   for (const int threads : {2, 5}) {
     const Gradients more = Backward(scan.parameters, x, dy, threads);
