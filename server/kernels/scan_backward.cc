@@ -248,6 +248,7 @@ void ScanBackward(ThreadPool& pool, const ScanParameters& scan, const float* x, 
                   const ScanGradients& out) {
   CheckScan(scan);
   MS_CHECK(out.bc_stride >= scan.d_state);
+  if (scan.tokens == 0) return;
   const int64_t N = scan.d_state, groups = ScanGroups(scan.d_inner), part = scan.tokens * N;
   Array<float> parts(2 * groups * part);
   pool.Split(groups, 1, [&](int64_t begin, int64_t end) {

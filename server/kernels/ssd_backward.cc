@@ -96,6 +96,10 @@ void LoadDrive(const SsdBackwardInputs& in, int64_t head, Span span, SsdUnitScra
 // u[j] = sum_n B[j, n] G[j, n]: first what comes from behind the chunk,
 void UFromGradient(const SsdBackwardInputs& in, Span span, const float* gradient,
                    SsdUnitScratch& s) {
+  if (span.begin + span.tokens == in.tokens) {
+    std::fill_n(s.u, span.tokens * s.P, 0.0f);
+    return;
+  }
   Product(Plain(s.B, s.N), Band::kAll, gradient, s.P, span.tokens, s.P, in.d_state, false, s.u,
           s.P);
   for (int64_t j = 0; j < span.tokens; ++j) Scale(s.to_end[j], s.u + j * s.P, s.P, s.u + j * s.P);
@@ -108,8 +112,10 @@ void UFromChunk(Span span, SsdUnitScratch& s) {
           s.u, s.P);
 }
 
-// The gradient of the state before the chunk from that of the state after it.
+// The gradient of the state before the chunk from that of the state after it. Nothing stands before
+// the first chunk.
 void StepGradient(const SsdBackwardInputs& in, Span span, float* gradient, SsdUnitScratch& s) {
+  if (span.begin == 0) return;
   Scale(s.from_start[kQ - 1], gradient, in.d_state * s.P, gradient);
   Product(Transposed(s.C, s.N), Band::kAll, s.dy_decayed, s.P, in.d_state, s.P, span.tokens, true,
           gradient, s.P);

@@ -220,6 +220,13 @@ TEST(ScanBackward, SurvivesVanishingDecays) {
   EXPECT_TRUE(Close(actual.dC, expected.dC));
 }
 
+TEST(ScanBackward, OfNoTokensWritesNothing) {
+  const RandomScan scan(0, 70, 16, /*seed=*/40);
+  const Gradients none = Backward(scan.parameters, {}, {}, 2);
+  EXPECT_TRUE(none.dx.empty() && none.dB.empty());
+  EXPECT_TRUE(Adjoint(scan.parameters, {}, 2).empty());
+}
+
 TEST(ScanBackward, BitsDoNotDependOnThreads) {
   const RandomScan scan(70, 777, 16, /*seed=*/37);
   const std::vector<float> x = Random(70 * 777, 38), dy = Random(70 * 777, 39);

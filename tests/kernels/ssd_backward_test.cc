@@ -226,6 +226,13 @@ TEST(SsdBackward, SurvivesVanishingDecays) {
   ExpectClose(Backward(p), SsdBackward(p.Widened(), Wide(p.dy)));
 }
 
+TEST(SsdBackward, OfNoTokensWritesNothing) {
+  const Problem p(0, {3, 20, 1, 16}, /*seed=*/40);
+  const Gradients none = Backward(p, 2);
+  EXPECT_TRUE(none.dx.empty() && none.ddelta.empty());
+  EXPECT_TRUE(Adjoint(p, 2).empty());
+}
+
 TEST(SsdBackward, BitsDoNotDependOnThreads) {
   const Problem p(130, {18, 24, 2, 16}, /*seed=*/37);
   const Gradients one = Backward(p, 1);
