@@ -56,12 +56,12 @@ class SsdUnitScratch {
   float* drive_t;                              // [P, kQ]
   float* dC_head;                              // [kQ, N]
   float* gradient_t;                           // [P, N]
-  // The gradient of the state after the chunk, and the states before each chunk, of each head.
-  float* Gradient(int64_t head) { return gradients_ + head * N * P; }  // [N, P]
+  // Of each head: the gradient of the state after the chunk, [N, P], and the states before each
+  // chunk, [P, N].
+  float* Gradient(int64_t head) { return gradients_ + head * N * P; }
   float* State(int64_t head, int64_t chunk) {
     return states_ + (chunk * kUnitHeads + head) * N * P;
   }
-  // [P, N]
 
  private:
   SsdUnitScratch(int64_t N, int64_t P) : N(N), P(P) {}
