@@ -16,6 +16,7 @@
 #include "server/serving/classification.h"
 #include "server/serving/errors.h"
 #include "server/serving/input.h"
+#include "server/serving/target.h"
 
 namespace mambascope::serving {
 namespace {
@@ -144,131 +145,6 @@ void CheckId(const std::string& id, const std::string& field, std::set<std::stri
   }
 }
 
-std::optional<int32_t> CheckTokenId(int32_t id, const ServedModel& model, const std::string& field,
-                                    Violations& violations) {
-  const int32_t vocabulary = model.model->config().vocabulary;
-  if (id >= 0 && id < vocabulary) return id;
-  violations.Add(field, absl::StrCat(id, " is outside 0 to ", vocabulary - 1));
-  return std::nullopt;
-}
-
-std::optional<int32_t> CheckTokenText(const std::string& text, const ServedModel& model,
-                                      const std::string& field, Violations& violations) {
-  if (model.tokenizer == nullptr) {
-    violations.Add(field,
-                   absl::StrCat("model '", model.name, "' has no text: ", model.tokenizer_note));
-    return std::nullopt;
-  }
-  if (text.empty() || text.size() > 1024) {
-    violations.Add(field, absl::StrCat(text.size(), " bytes are outside 1 to 1024"));
-    return std::nullopt;
-  }
-  const auto encoded = model.tokenizer->Encode(text, /*add_special_tokens=*/false);
-  if (encoded.ok() && encoded->size() == 1) return encoded->front().id;
-  violations.Add(field,
-                 encoded.ok()
-                     ? absl::StrCat("is ", encoded->size(), " tokens (",
-                                    absl::StrJoin(*encoded, " ",
-                                                  [](std::string* out, const model::Token& token) {
-                                                    absl::StrAppend(out, "'", token.piece, "'");
-                                                  })
-                                        .substr(0, 200),
-                                    "); a target is exactly one. A leading space often matters")
-                     : std::string(encoded.status().message()));
-  return std::nullopt;
-}
-
-std::optional<int32_t> CheckClass(int32_t id, const ServedModel& model, const std::string& field,
-                                  Violations& violations) {
-  const int32_t classes = model.model->config().classes;
-  if (id >= 0 && id < classes) return id;
-  violations.Add(field, absl::StrCat(id, " is outside 0 to ", classes - 1));
-  return std::nullopt;
-}
-
-// Classifiers have classes at their one position, language models tokens at each.
-void CheckTargetKind(const v1::Target& target, int64_t position, int64_t tokens,
-                     const ServedModel& model, const std::string& field, Violations& violations) {
-  const bool classes = model.model->config().task != model::Task::kNextToken;
-  const bool names_token = target.output_case() == v1::Target::kTokenId ||
-                           target.output_case() == v1::Target::kText ||
-                           target.contrast_case() == v1::Target::kContrastTokenId ||
-                           target.contrast_case() == v1::Target::kContrastText;
-  const bool names_class = target.output_case() == v1::Target::kClassId ||
-                           target.contrast_case() == v1::Target::kContrastClassId;
-  if (classes && names_token) {
-    violations.Add(field, absl::StrCat("model '", model.name,
-                                       "' answers with classes: give "
-                                       "class_id"));
-  }
-  if (!classes && names_class) {
-    violations.Add(field, absl::StrCat("model '", model.name,
-                                       "' answers with tokens: give "
-                                       "token_id or text"));
-  }
-  if (classes && position != tokens - 1) {
-    violations.Add(field + ".position",
-                   absl::StrCat(position, " is not the last token, where model '", model.name,
-                                "' reads its answer"));
-  }
-}
-
-void ResolveTarget(const v1::Target& target, int64_t tokens, const ServedModel& model,
-                   const std::string& field, PlannedExplanation& planned, Violations& violations) {
-  const int64_t position = target.has_position() ? target.position() : -1;
-  const int64_t from_start = position < 0 ? position + tokens : position;
-  if (from_start < 0 || from_start >= tokens) {
-    violations.Add(field + ".position",
-                   absl::StrCat(position, " is outside the ", tokens, " tokens of the input"));
-  }
-  planned.position = static_cast<int32_t>(from_start);
-  CheckTargetKind(target, from_start, tokens, model, field, violations);
-  const bool classes = model.model->config().task != model::Task::kNextToken;
-  switch (target.output_case()) {
-    case v1::Target::kClassId:
-      if (classes) {
-        planned.token = CheckClass(target.class_id(), model, field + ".class_id", violations);
-      }
-      break;
-    case v1::Target::kTokenId:
-      if (!classes)
-        planned.token = CheckTokenId(target.token_id(), model, field + ".token_id", violations);
-      break;
-    case v1::Target::kText:
-      if (!classes)
-        planned.token = CheckTokenText(target.text(), model, field + ".text", violations);
-      break;
-    case v1::Target::OUTPUT_NOT_SET:
-      break;
-  }
-  switch (target.contrast_case()) {
-    case v1::Target::kContrastClassId:
-      if (classes) {
-        planned.contrast_token =
-            CheckClass(target.contrast_class_id(), model, field + ".contrast_class_id", violations);
-      }
-      break;
-    case v1::Target::kContrastTokenId:
-      if (!classes) {
-        planned.contrast_token = CheckTokenId(target.contrast_token_id(), model,
-                                              field + ".contrast_token_id", violations);
-      }
-      break;
-    case v1::Target::kContrastText:
-      if (!classes) {
-        planned.contrast_token =
-            CheckTokenText(target.contrast_text(), model, field + ".contrast_text", violations);
-      }
-      break;
-    case v1::Target::CONTRAST_NOT_SET:
-      break;
-  }
-  if (planned.token.has_value() && planned.token == planned.contrast_token) {
-    violations.Add(field, absl::StrCat("target and contrast are the same ",
-                                       classes ? "class " : "token ", *planned.token));
-  }
-}
-
 // kUnimplemented for the first method that does not explain this kind of model.
 absl::Status CheckSupport(const v1::PredictRequest& request, const ServedModel& model) {
   const model::ModelConfig& config = model.model->config();
@@ -313,9 +189,9 @@ std::vector<PlannedExplanation> PlanExplanations(const v1::PredictRequest& reque
     if (explanation.options.id().empty()) explanation.options.set_id(std::string(name));
     CheckId(explanation.options.id(), field + ".id", seen, violations);
     if (tokens == 0) continue;  // the input's own violation says enough
-    ResolveTarget(explanation.options.target(), tokens, model, field + ".target", explanation,
-                  violations);
-    explanation.method->Validate(explanation.options, model.model->config(), tokens,
+    ResolveTarget(request, request.explanations(i).target(), tokens, model, field + ".target",
+                  explanation, violations);
+    explanation.method->Validate(explanation.options, model.model->config(), explanation.tokens,
                                  absl::StrCat(field, ".", name), violations);
   }
   if (!violations.empty()) return {};
@@ -323,8 +199,8 @@ std::vector<PlannedExplanation> PlanExplanations(const v1::PredictRequest& reque
                                  ? v1::DATA_TYPE_FP32
                                  : request.delivery().dtype();
   for (PlannedExplanation& explanation : planned) {
-    explanation.plan =
-        explanation.method->MakePlan(explanation.options, model.model->config(), tokens, dtype);
+    explanation.plan = explanation.method->MakePlan(explanation.options, model.model->config(),
+                                                    explanation.tokens, dtype);
   }
   return planned;
 }
@@ -382,11 +258,14 @@ absl::StatusOr<std::unique_ptr<Call>> Admission::Admit(v1::PredictRequest reques
 
   const model::ModelConfig& config = model->model->config();
   for (const PlannedExplanation& explanation : call->explanations) {
-    if (!explanation.plan.streams) continue;
-    call->stream_stride = model::SequenceTrace::StreamStride(config, input.length);
+    call->traced_tokens = std::max(call->traced_tokens, explanation.tokens);
   }
-  const v1::CostEstimate estimate =
-      Estimate(call->explanations, input.length, config, call->stream_stride, limits_.stream_bytes);
+  for (const PlannedExplanation& explanation : call->explanations) {
+    if (!explanation.plan.streams) continue;
+    call->stream_stride = model::SequenceTrace::StreamStride(config, call->traced_tokens);
+  }
+  const v1::CostEstimate estimate = Estimate(call->explanations, call->traced_tokens, config,
+                                             call->stream_stride, limits_.stream_bytes);
   if (estimate.memory_bytes() > budget_->total()) {
     return absl::InvalidArgumentError(
         absl::StrCat("explanations: an estimate of ", estimate.memory_bytes(),

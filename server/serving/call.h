@@ -23,7 +23,10 @@ struct PlannedExplanation {
   v1::Explanation options;  // id and, where given, target token ids filled in
   const explain::Method* method = nullptr;
   explain::Plan plan;
-  int32_t position = 0;          // zero-based
+  int64_t tokens = 0;    // of the input that it explains: the prompt and what follows it
+  int32_t position = 0;  // zero-based; of a span the last
+  // The generated tokens that it explains; none for a position of the prompt.
+  int32_t generated_begin = 0, generated_end = 0;
   std::optional<int32_t> token;  // absent: the model's own prediction
   std::optional<int32_t> contrast_token;
 };
@@ -37,6 +40,7 @@ struct Call {
   std::vector<int32_t> tokens;  // of a text
   std::vector<float> image;     // of an image model, in place of tokens: [3, S, S] normalised
   std::vector<PlannedExplanation> explanations;
+  int64_t traced_tokens = 0;  // the most that an explanation reads
   int32_t stream_stride = 0;  // of the trace
   int64_t length = 0;         // of the input in tokens, an image's patches and class token too
   v1::Started started;        // sent when the queue has taken the call

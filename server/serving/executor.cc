@@ -42,7 +42,9 @@ int32_t PredictingPosition(const Call& call) {
 // The prompt positions whose logits somebody needs, ascending.
 std::vector<int32_t> WantedPositions(const Call& call) {
   std::set<int32_t> wanted = {PredictingPosition(call)};
-  for (const PlannedExplanation& planned : call.explanations) wanted.insert(planned.position);
+  for (const PlannedExplanation& planned : call.explanations) {
+    if (planned.position < call.length) wanted.insert(planned.position);
+  }
   return {wanted.begin(), wanted.end()};
 }
 
@@ -60,14 +62,17 @@ struct Executor::Running {
         explanations(&taken, &sink, pool, metrics, clock),
         sequence_held(metrics->Hold(Metrics::Gauge::kRunningSequences)) {
     if (!taken.explanations.empty()) {
-      trace.emplace(taken.model->model->config(), taken.length, taken.stream_stride);
+      trace.emplace(taken.model->model->config(), taken.traced_tokens, taken.stream_stride);
       explanations_held = metrics->Hold(Metrics::Gauge::kRunningExplanations);
     }
   }
 
   bool in_prefill() const { return computed < call->length; }
   bool needs_pass() const { return !generation.is_over(); }
-  bool needs_slice() const { return !in_prefill() && !explanations.done(); }
+  bool needs_slice() const {
+    return !in_prefill() && !explanations.done() &&
+           explanations.ready(*trace, generation.is_over());
+  }
   bool finished() const { return generation.is_over() && explanations.done(); }
 
   std::unique_ptr<Call> call;
@@ -101,6 +106,7 @@ struct Executor::Running {
       }
     } else {
       step_token = generation.last_token();
+      if (trace.has_value() && trace->tokens < trace->capacity) piece.trace = &*trace;
       piece.tokens = std::span(&step_token, 1);
       logit_rows.push_back(0);
     }
@@ -377,10 +383,14 @@ void Executor::Deliver(Running& running, const model::Piece& piece, absl::Durati
     const std::span<const float> logits(running.logits.data() + row * outputs, outputs);
     if (prefill) {
       const auto position = static_cast<int32_t>(first + piece.logit_rows[row]);
-      running.explanations.ResolveTargets(position, logits);
+      running.explanations.NoteLogits(position, logits);
       if (position != predicting) continue;
     }
     SendPrediction(running, logits);
+    if (config.task == model::Task::kNextToken) {
+      running.explanations.NoteGenerated(running.generation.count() - 1,
+                                         running.generation.last_token(), logits);
+    }
     if (prefill && call.request.generation().return_logits()) SendLogits(running, logits);
   }
 }
@@ -423,7 +433,7 @@ bool Executor::RunSlice() {
     if (!ready(running)) continue;
     last_sliced_ = running.call.get();
     try {
-      running.explanations.Step(*running.trace);
+      running.explanations.Step(*running.trace, running.generation.is_over());
     } catch (const std::bad_alloc&) {
       running.failure = absl::ResourceExhaustedError("out of memory");
     }

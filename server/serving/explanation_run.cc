@@ -29,63 +29,102 @@ ExplanationRun::ExplanationRun(Call* call, explain::EventSink* sink, ThreadPool*
       pool_(pool),
       metrics_(metrics),
       clock_(clock),
-      targets_(call->explanations.size()) {}
+      aims_(call->explanations.size()) {
+  if (aims_.empty()) return;
+  tokens_.reserve(call->traced_tokens);
+  tokens_ = call->tokens;
+}
 
-void ExplanationRun::ResolveTargets(int32_t position, std::span<const float> logits) {
-  for (size_t i = 0; i < targets_.size(); ++i) {
+void ExplanationRun::AddOutput(const PlannedExplanation& planned, int32_t position, int32_t token,
+                               std::span<const float> logits, Aim& aim) const {
+  explain::Output output;
+  output.position = position;
+  output.token = token;
+  output.contrast = planned.contrast_token.value_or(-1);
+  v1::ResolvedTarget& target = aim.target;
+  target.set_position(position);
+  target.set_token_id(token);
+  target.set_piece(Spelled(*call_->model, token));
+  const float log_probability = model::LogProbability(logits, token);
+  target.set_log_probability(target.log_probability() + log_probability);
+  float value = logits[token];
+  if (planned.options.target().value() == v1::OUTPUT_VALUE_LOG_PROBABILITY) value = log_probability;
+  if (planned.contrast_token.has_value()) {
+    target.set_contrast_token_id(*planned.contrast_token);
+    target.set_contrast_piece(Spelled(*call_->model, *planned.contrast_token));
+    value = logits[token] - logits[*planned.contrast_token];
+  }
+  target.set_value(target.value() + value);
+  aim.outputs.push_back(output);
+}
+
+void ExplanationRun::NoteLogits(int32_t position, std::span<const float> logits) {
+  for (size_t i = 0; i < aims_.size(); ++i) {
     const PlannedExplanation& planned = call_->explanations[i];
-    if (planned.position != position) continue;
+    if (planned.generated_end > 0 || planned.position != position) continue;
     const auto most_probable = std::max_element(logits.begin(), logits.end()) - logits.begin();
-    const int32_t token = planned.token.value_or(static_cast<int32_t>(most_probable));
-    v1::ResolvedTarget& target = targets_[i];
-    target.set_position(position);
-    target.set_token_id(token);
-    target.set_value(logits[token]);
-    target.set_log_probability(model::LogProbability(logits, token));
-    target.set_piece(Spelled(*call_->model, token));
-    if (planned.contrast_token.has_value()) {
-      target.set_contrast_token_id(*planned.contrast_token);
-      target.set_value(logits[token] - logits[*planned.contrast_token]);
-      target.set_contrast_piece(Spelled(*call_->model, *planned.contrast_token));
+    AddOutput(planned, position, planned.token.value_or(static_cast<int32_t>(most_probable)),
+              logits, aims_[i]);
+  }
+}
+
+void ExplanationRun::NoteGenerated(int32_t index, int32_t token, std::span<const float> logits) {
+  const auto position = static_cast<int32_t>(call_->length + index - 1);
+  for (size_t i = 0; i < aims_.size(); ++i) {
+    const PlannedExplanation& planned = call_->explanations[i];
+    if (index < planned.generated_begin || index >= planned.generated_end) continue;
+    AddOutput(planned, position, planned.token.value_or(token), logits, aims_[i]);
+    aims_[i].target.set_generated(planned.generated_begin);
+    if (planned.generated_end > planned.generated_begin + 1) {
+      aims_[i].target.set_generated_end(planned.generated_end);
     }
   }
+  if (static_cast<int64_t>(tokens_.size()) < call_->traced_tokens) tokens_.push_back(token);
+}
+
+size_t ExplanationRun::NextReady(const model::SequenceTrace& trace, bool generation_over) const {
+  for (size_t i = 0; i < aims_.size(); ++i) {
+    const PlannedExplanation& planned = call_->explanations[i];
+    if (!aims_[i].ended && (generation_over || trace.tokens >= planned.tokens)) return i;
+  }
+  return aims_.size();
+}
+
+bool ExplanationRun::ready(const model::SequenceTrace& trace, bool generation_over) const {
+  return explaining_ != nullptr || NextReady(trace, generation_over) < aims_.size();
 }
 
 void ExplanationRun::Send(v1::PredictEvent event) { sink_->Send(std::move(event)); }
 
 explain::Subject ExplanationRun::SubjectOf(const PlannedExplanation& planned,
                                            const model::SequenceTrace& trace) const {
-  const v1::ResolvedTarget& target = targets_[current_];
+  const Aim& aim = aims_[current_];
   explain::Subject subject;
   subject.model = call_->model->model.get();
   subject.trace = &trace;
   subject.pool = pool_;
   subject.position = planned.position;
-  subject.tokens = call_->length;
-  subject.token_ids = call_->tokens;
+  subject.tokens = planned.tokens;
+  if (call_->image.empty()) subject.token_ids = std::span(tokens_).first(planned.tokens);
   subject.image = call_->image;
-  explain::Output output;
-  output.position = planned.position;
-  output.token = target.token_id();
-  output.contrast = target.has_contrast_token_id() ? target.contrast_token_id() : -1;
-  subject.outputs = {output};
+  subject.outputs = aim.outputs;
   if (planned.options.target().value() == v1::OUTPUT_VALUE_LOG_PROBABILITY) {
     subject.value = v1::OUTPUT_VALUE_LOG_PROBABILITY;
   }
-  subject.explained = target.value();
+  subject.explained = aim.target.value();
   subject.gradients = &gradients_;
   const std::vector<int32_t>& end_of_text = subject.model->config().end_of_text;
   subject.padding_token = end_of_text.empty() ? -1 : end_of_text.front();
   return subject;
 }
 
-void ExplanationRun::Begin(const model::SequenceTrace& trace) {
+void ExplanationRun::Begin() {
   const PlannedExplanation& planned = call_->explanations[current_];
   v1::PredictEvent event;
   v1::ExplanationStarted* started = event.mutable_explanation_started();
   started->set_explanation_id(planned.options.id());
   started->set_method(std::string(planned.method->name()));
-  *started->mutable_target() = targets_[current_];
+  *started->mutable_target() = aims_[current_].target;
   for (const v1::TensorInfo& tensor : planned.plan.tensors) *started->add_tensors() = tensor;
   Send(std::move(event));
 
@@ -93,18 +132,28 @@ void ExplanationRun::Begin(const model::SequenceTrace& trace) {
   compute_ = absl::ZeroDuration();
   writer_ = std::make_unique<explain::TensorWriter>(planned.options.id(), planned.plan.tensors,
                                                     call_->max_chunk_bytes, sink_);
-  explaining_ = planned.method->Start(planned.options, SubjectOf(planned, trace));
 }
 
-void ExplanationRun::Step(const model::SequenceTrace& trace) {
+void ExplanationRun::Step(const model::SequenceTrace& trace, bool generation_over) {
+  const bool begins = writer_ == nullptr;
+  if (begins) {
+    current_ = NextReady(trace, generation_over);
+    Begin();
+  }
   const PlannedExplanation& planned = call_->explanations[current_];
-  if (explaining_ == nullptr) Begin(trace);
-  const v1::ResolvedTarget& target = targets_[current_];
+  const v1::ResolvedTarget& target = aims_[current_].target;
+  if (trace.tokens < planned.tokens || aims_[current_].outputs.empty()) {
+    Finish(absl::OutOfRangeError(absl::StrCat(
+        "target.generated: generation ended before token ", planned.generated_end - 1,
+        ", which it names; the last is ", int64_t(tokens_.size()) - call_->length - 1)));
+    return;
+  }
   if (target.has_contrast_token_id() && target.contrast_token_id() == target.token_id()) {
     Finish(absl::InvalidArgumentError(absl::StrCat(
         "target: the model's own prediction is the contrast, token ", target.token_id())));
     return;
   }
+  if (begins) explaining_ = planned.method->Start(planned.options, SubjectOf(planned, trace));
   const absl::Time begin = clock_->Now();
   const absl::Status status = explaining_->Step(*writer_);
   const absl::Duration spent = clock_->Now() - begin;
@@ -139,7 +188,8 @@ void ExplanationRun::Finish(const absl::Status& status) {
   Send(std::move(event));
   explaining_ = nullptr;
   writer_ = nullptr;
-  ++current_;
+  aims_[current_].ended = true;
+  ++ended_;
 }
 
 }  // namespace mambascope::serving

@@ -24,15 +24,30 @@ class ExplanationRun {
   ExplanationRun(Call* call, explain::EventSink* sink, ThreadPool* pool, observe::Metrics* metrics,
                  const Clock* clock);
 
-  // The logits [vocabulary] of one prompt position that some target names.
-  void ResolveTargets(int32_t position, std::span<const float> logits);
+  // The logits [outputs] of one prompt position that some target names.
+  void NoteLogits(int32_t position, std::span<const float> logits);
+  // The generated token of an index, with the logits that it was chosen from.
+  void NoteGenerated(int32_t index, int32_t token, std::span<const float> logits);
 
-  bool done() const { return current_ >= call_->explanations.size(); }
-  // Runs the next slice; `trace` holds the whole prompt.
-  void Step(const model::SequenceTrace& trace);
+  bool done() const { return ended_ == call_->explanations.size(); }
+  // Whether Step has something to do: an explanation whose tokens the trace holds, or one whose
+  // tokens will never come because generation is over.
+  bool ready(const model::SequenceTrace& trace, bool generation_over) const;
+  // Runs the next slice, when ready.
+  void Step(const model::SequenceTrace& trace, bool generation_over);
 
  private:
-  void Begin(const model::SequenceTrace& trace);
+  // What is known of an explanation's target.
+  struct Aim {
+    std::vector<explain::Output> outputs;
+    v1::ResolvedTarget target;
+    bool ended = false;
+  };
+  void AddOutput(const PlannedExplanation& planned, int32_t position, int32_t token,
+                 std::span<const float> logits, Aim& aim) const;
+  // The next that is ready, or the number of explanations.
+  size_t NextReady(const model::SequenceTrace& trace, bool generation_over) const;
+  void Begin();
   explain::Subject SubjectOf(const PlannedExplanation& planned,
                              const model::SequenceTrace& trace) const;
   void Finish(const absl::Status& status);
@@ -44,9 +59,10 @@ class ExplanationRun {
   observe::Metrics* metrics_;
   const Clock* clock_;
 
-  std::vector<v1::ResolvedTarget> targets_;  // one for each explanation
+  std::vector<Aim> aims_;        // one for each explanation
+  std::vector<int32_t> tokens_;  // of the prompt and generated ones that are explained; never moves
   mutable explain::GradientCache gradients_;
-  size_t current_ = 0;
+  size_t ended_ = 0, current_ = 0;
   std::unique_ptr<explain::Explaining> explaining_;  // null: the current one has not begun
   std::unique_ptr<explain::TensorWriter> writer_;
   int32_t slices_done_ = 0;

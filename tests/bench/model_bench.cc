@@ -2,10 +2,11 @@
 // measurement, in the format of the peers' benchmark: {"peer", "work", "tokens", "seconds",
 // "tokens_per_s"}.
 //
-//   model_bench --make DIR [mamba2]            writes a random model of mamba-130m's
-//   (mamba2-130m's) shape model_bench DIR [--threads N] [--repeats N] [--label TEXT] WORK...
-// WORK: prefill:L, decode:N, joined:N (8 sequences decode together), hidden_attention:L,
-// raw_attention:L, attention_rollout:L, gemm. The label is put before each work's name.
+//   model_bench --make DIR [mamba2]     writes a random model of mamba-130m's (mamba2-130m's) shape
+//   model_bench DIR [--threads N] [--repeats N] [--label TEXT] WORK...
+// WORK: prefill:L, decode:N, joined:N (8 sequences decode together), gemm, or an explanation method
+// and its options as text, as in attention_rollout:L or latim{norm:NORM_L2}:L. The label is put
+// before each work's name.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -16,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "google/protobuf/text_format.h"
 #include "server/explain/registry.h"
 #include "server/kernels/gemm.h"
 #include "server/model/mamba_model.h"
@@ -58,8 +60,8 @@ class Bench {
       : model_(std::move(model)), pool_(threads), repeats_(repeats) {}
 
   void Run(const std::string& work) {
-    const size_t colon = work.find(':');
-    const std::string name = work.substr(0, colon);
+    const size_t colon = work.rfind(':');
+    const std::string name = work.substr(0, colon), method_name = name.substr(0, name.find('{'));
     const int64_t count = colon == std::string::npos ? 0 : std::atoll(work.c_str() + colon + 1);
     if (name == "prefill") {
       Print("prefill " + std::to_string(count), count,
@@ -70,8 +72,8 @@ class Bench {
       Joined(count);
     } else if (name == "gemm") {
       Gemm();
-    } else if (const explain::Method* method = explain::FindMethod(name)) {
-      Explain(*method, count);
+    } else if (const explain::Method* method = explain::FindMethod(method_name)) {
+      Explain(*method, name, count);
     } else {
       std::fprintf(stderr, "model_bench: unknown work '%s'\n", work.c_str());
       std::exit(2);
@@ -158,25 +160,38 @@ class Bench {
           }));
   }
 
-  void Explain(const explain::Method& method, int64_t count) {
-    model::SequenceTrace trace(model_->config(), count);
-    Prefill(count, &trace);
+  void Explain(const explain::Method& method, const std::string& text, int64_t count) {
     v1::Explanation options;
-    v1::Explanation::GetReflection()->MutableMessage(
-        &options, v1::Explanation::descriptor()->FindFieldByName(std::string(method.name())));
+    const std::string message = text.find('{') == std::string::npos ? text + "{}" : text;
+    if (!google::protobuf::TextFormat::ParseFromString(message, &options)) std::exit(2);
     const explain::Plan plan =
         method.MakePlan(options, model_->config(), count, v1::DATA_TYPE_FP32);
+    model::SequenceTrace trace(
+        model_->config(), count,
+        plan.streams ? model::SequenceTrace::StreamStride(model_->config(), count) : 0);
+    Prefill(count, &trace);
+    const std::vector<int32_t> tokens = Tokens(count);
+    explain::Subject subject;
+    subject.model = model_.get();
+    subject.trace = &trace;
+    subject.pool = &pool_;
+    subject.position = static_cast<int32_t>(count - 1);
+    subject.tokens = count;
+    subject.token_ids = tokens;
+    const auto best = std::max_element(logits_.begin(), logits_.end());
+    subject.outputs = {{subject.position, static_cast<int32_t>(best - logits_.begin()), -1}};
+    subject.explained = *best;
+    subject.padding_token = 0;
     NullSink sink;
     const double seconds = BestSeconds(repeats_, [&] {
       explain::TensorWriter writer("bench", plan.tensors, 1 << 20, &sink);
-      const auto explaining =
-          method.Start(options, {model_.get(), &trace, &pool_, static_cast<int32_t>(count - 1)});
+      const auto explaining = method.Start(options, subject);
       for (int32_t slice = 0; slice < plan.slices; ++slice) {
         if (!explaining->Step(writer).ok()) std::abort();
       }
       if (!explaining->quality().within_tolerance()) std::abort();
     });
-    Print(std::string(method.name()) + " " + std::to_string(count), count, seconds);
+    Print(text + " " + std::to_string(count), count, seconds);
   }
 
   // The rate that the maps are held against: the largest product of a prefill, in FLOP/s as

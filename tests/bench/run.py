@@ -23,6 +23,8 @@ WORKS = {
     "P3": ["decode:64", "joined:32"],
     "P4": ["gemm", "prefill:512", "prefill:1024", "hidden_attention:512", "hidden_attention:1024"],
     "P5": ["prefill:1024", "prefill:16384", "raw_attention:1024", "attention_rollout:1024", "attention_rollout:16384"],
+    "P6": ["prefill:512", "gradient_x_input:512", "mamba_lrp:512", "hidden_attention:512", "mamba_attribution:512"],
+    "P7": ["prefill:512", "latim{norm:NORM_L2}:512"],
     "P10": [],
     "P12": [],
     "P14": [],
@@ -197,6 +199,19 @@ def fill(table, wanted, serving, load):
                       note=f"{table.seconds(f'{method} 1024'):.3f} s")
         table.add("P5", "rollout row, L = 16384 against 1024",
                   table.seconds("attention_rollout 16384") / table.seconds("attention_rollout 1024"), 20, False)
+    if "P6" in wanted:
+        prefill, gradient = table.seconds("prefill 512"), table.seconds("gradient_x_input 512")
+        for method in ("gradient_x_input", "mamba_lrp"):
+            seconds = table.seconds(f"{method} 512")
+            table.add("P6", f"{method}, L = 512, forward included: own prefills", 1 + seconds / prefill, 3, False,
+                      note=f"{seconds:.2f} s beyond it")
+        table.add("P6", "mamba_attribution, L = 512, against gradient and maps",
+                  table.seconds("mamba_attribution 512") / (gradient + table.seconds("hidden_attention 512")), 1, False,
+                  note=f"{table.seconds('mamba_attribution 512'):.2f} s")
+    if "P7" in wanted:
+        seconds = table.seconds("latim{norm:NORM_L2} 512")
+        table.add("P7", "LaTIM row, all layers, L = 512, forward included: own prefills",
+                  1 + seconds / table.seconds("prefill 512"), 4, False, note=f"{seconds:.2f} s beyond it")
     if "P10" in wanted:
         for length in (512, 1024):
             table.against("P10", f"mamba2 prefill {length}", "transformers", 2)

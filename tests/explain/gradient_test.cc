@@ -1,6 +1,7 @@
 // Gradients against the float64 oracle, and their identities on random models.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -151,6 +152,45 @@ TEST_P(GoldenGradient, IntegratedGradientsAreTheOracles) {
       }
     }
   }
+}
+
+TEST_P(GoldenGradient, MambaAttributionIsTheOracles) {
+  const auto aggregation =
+      testing::ReadSafetensors(Folder(GetParam()) + "/aggregation.safetensors");
+  const std::map<std::string, std::function<void(v1::MambaAttribution*)>> variants = {
+      {"attribution_source", [](auto*) {}},
+      {"attribution_without_self", [](auto*) {}},
+      {"attribution_output",
+       [](auto* o) { o->set_broadcast(v1::MambaAttribution::BROADCAST_OUTPUT); }},
+      {"attribution_normalised_source",
+       [](auto* o) { o->set_normalization(v1::AttentionRollout::NORMALIZATION_ROW_SUM); }},
+      {"attribution_normalised_output",
+       [](auto* o) {
+         o->set_normalization(v1::AttentionRollout::NORMALIZATION_ROW_SUM);
+         o->set_broadcast(v1::MambaAttribution::BROADCAST_OUTPUT);
+       }},
+      {"code/attribution", [](auto* o) { o->set_variant(v1::VARIANT_CODE); }},
+      {"code_quirks/attribution", [](auto* o) { o->set_variant(v1::VARIANT_CODE_QUIRKS); }},
+  };
+  int compared = 0;
+  for (const auto& [name, tensor] : aggregation) {
+    const auto slash = name.find('/'), second = name.find('/', slash + 1);
+    if (second == std::string::npos) continue;
+    const auto variant = variants.find(name.substr(second + 1));
+    if (variant == variants.end() || F64(tensor).empty()) continue;
+    const std::string input = name.substr(0, slash);
+    Aim(input, "target");
+    v1::Explanation explanation;
+    auto* options = explanation.mutable_mamba_attribution();
+    options->set_start_layer(std::stoi(name.substr(slash + 6)));  // "start<k>"
+    variant->second(options);
+    const Explained explained = Explain(*traced_.at(input), explanation);
+    ASSERT_TRUE(explained.status.ok()) << explained.status;
+    const bool second_tensor = variant->first == "attribution_without_self";
+    ExpectNear(explained.tensors.at(second_tensor ? 1 : 0).values, F64(tensor), 5e-5, name);
+    ++compared;
+  }
+  EXPECT_GT(compared, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenGradient, ::testing::ValuesIn(model::GoldenModels()),

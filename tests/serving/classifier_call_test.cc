@@ -109,7 +109,7 @@ TEST(ClassifierCall, AnExplanationNamesItsClass) {
   explanation->mutable_target()->set_token_id(1);
   EXPECT_THAT(Refusal(request), HasSubstr("answers with classes: give class_id"));
   explanation->mutable_target()->set_position(2);
-  EXPECT_THAT(Refusal(request), HasSubstr("position: 2 is not the last token"));
+  EXPECT_THAT(Refusal(request), HasSubstr("position: 2 is not 4, where"));
 }
 
 TEST(ClassifierCall, WhatWouldBeIgnoredIsRefused) {
@@ -171,8 +171,22 @@ TEST(ImageCall, WrongInputsAreNamed) {
   request.set_model("tiny");
   EXPECT_THAT(Refusal(request), HasSubstr("no image"));
   request = ImageRequest();
-  request.add_explanations()->mutable_hidden_attention();
-  EXPECT_THAT(Refusal(request, absl::StatusCode::kUnimplemented), HasSubstr("no method does"));
+  request.add_explanations()->mutable_mamba_lrp();
+  request.mutable_explanations(0)->mutable_target()->set_position(0);
+  EXPECT_THAT(Refusal(request), HasSubstr("where model 'vim' reads its answer"));
+}
+
+TEST(ImageCall, IsExplained) {
+  v1::PredictRequest request = ImageRequest();
+  request.add_explanations()->mutable_mamba_lrp();
+  request.add_explanations()->mutable_integrated_gradients();
+  int explained = 0;
+  for (const v1::PredictEvent& event : Answer(request)) {
+    if (!event.has_explanation_finished()) continue;
+    EXPECT_EQ(event.explanation_finished().status().code(), 0);
+    ++explained;
+  }
+  EXPECT_EQ(explained, 2);
 }
 
 }  // namespace

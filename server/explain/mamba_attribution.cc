@@ -1,0 +1,207 @@
+// Mamba-Attribution: rollout of (gradient x hidden attention)^+ (methods.md, section 4; The Hidden
+// Attention of Mamba Models, arXiv 2403.01590, section 4.2). The clamp is not linear, so that each
+// layer's whole map is made; a row is carried through them from the last layer down.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/check.h"
+#include "server/base/status.h"
+#include "server/explain/gradient_walk.h"
+#include "server/explain/layer_attention.h"
+#include "server/explain/method.h"
+#include "server/explain/options.h"
+#include "server/explain/reconstruction.h"
+
+namespace mambascope::explain {
+namespace {
+
+using Options = v1::MambaAttribution;
+using Rollout = v1::AttentionRollout;
+using kernels::BackwardRule;
+
+constexpr absl::string_view kName = "mamba_attribution";
+constexpr absl::string_view kWithoutSelf = "without_self";
+
+ChannelReduction Mean() { return {v1::REDUCTION_MEAN, {}, 0}; }
+
+// What the options come to for a model and an input.
+struct Setup {
+  Setup(const v1::Explanation& explanation, const model::ModelConfig& config, int64_t length)
+      : tokens(length),
+        target(PositionOf(explanation, config, length)),
+        prefix(ReadTokens(config, target, length)),
+        options(explanation.mamba_attribution()),
+        layers(config.layers - options.start_layer()),
+        variant(VariantOf(options.variant())),
+        stride(model::SequenceTrace::StreamStride(config, prefix)),
+        gradient_slices(GradientWalk::Slices(config, stride)),
+        attention(Mean(),
+                  IsCode(variant) ? LayerAttention::Want::kChannelRows : LayerAttention::Want::kMap,
+                  /*relu=*/false, config, tokens, prefix) {}
+
+  int64_t slices() const { return gradient_slices + layers * attention.pieces(); }
+
+  int64_t tokens, target, prefix;
+  Options options;
+  int32_t layers;
+  v1::Variant variant;
+  int32_t stride, gradient_slices;
+  LayerAttention attention;
+};
+
+class Explainer : public Explaining {
+ public:
+  Explainer(const v1::Explanation& explanation, const Subject& subject)
+      : subject_(subject),
+        setup_(explanation, subject.model->config(), subject.tokens),
+        causal_(subject.model->config().family != model::Family::kVim),
+        walk_(subject, BackwardRule::kGradient, setup_.stride),
+        reconstruction_(subject) {
+    const std::vector<float> start = RowWeights(subject);
+    row_.assign(start.begin(), start.begin() + setup_.prefix);
+  }
+
+  absl::Status Step(TensorWriter& writer) override {
+    const int64_t step = next_++;
+    if (step < setup_.gradient_slices) return walk_.Step();
+    MS_CHECK(walk_.done());
+    if (map_.empty()) map_ = Array<float>(setup_.prefix * setup_.prefix);
+    LayerAttention& attention = setup_.attention;
+    const int64_t done = (step - setup_.gradient_slices) / attention.pieces();
+    const int64_t piece = (step - setup_.gradient_slices) % attention.pieces();
+    const auto layer =
+        static_cast<int32_t>(setup_.options.start_layer() + setup_.layers - 1 - done);
+    if (piece == 0) attention.Open(subject_, layer);
+    attention.AddMap(piece, map_.data());
+    if (piece + 1 < attention.pieces()) return absl::OkStatus();
+    Multiply(layer);
+    reconstruction_.CheckMaps(layer, Reconstruction::MapsOf(attention), attention, map_.data());
+    return done + 1 < setup_.layers ? absl::OkStatus() : Write(writer);
+  }
+
+  v1::Quality quality() const override {
+    v1::Quality quality;
+    reconstruction_.Report(&quality);
+    if (row_sums()) quality.set_smallest_row_sum(static_cast<float>(smallest_row_sum_));
+    return quality;
+  }
+
+ private:
+  bool row_sums() const { return setup_.options.normalization() == Rollout::NORMALIZATION_ROW_SUM; }
+
+  // (gradient x map)^+ in place, and the sums of its rows with the identity's 1.
+  void Weigh(int32_t layer) {
+    const int64_t L = setup_.prefix;
+    const float* gradient = walk_.result().gated_mean.data() + layer * L;
+    const bool output = setup_.options.broadcast() == Options::BROADCAST_OUTPUT;
+    sums_.resize(L);
+    subject_.pool->Split(L, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        float* row = map_.data() + i * L;
+        double sum = 1;
+        for (int64_t j = 0; j < (causal_ ? i + 1 : L); ++j) {
+          row[j] = std::max(0.0f, row[j] * gradient[output ? i : j]);
+          sum += row[j];
+        }
+        sums_[i] = sum;
+      }
+    });
+  }
+
+  // row <- row (I + (gradient x map)^+), its rows divided by their sums if asked: never below 1.
+  void Multiply(int32_t layer) {
+    const int64_t L = setup_.prefix;
+    Weigh(layer);
+    if (row_sums()) {
+      for (int64_t i = 0; i < L; ++i) {
+        row_[i] /= sums_[i];
+        smallest_row_sum_ = std::min(smallest_row_sum_, sums_[i]);
+      }
+    }
+    std::vector<double> added(L, 0);
+    subject_.pool->Split(L, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t i = causal_ ? begin : 0; i < L; ++i) {
+        const float* row = map_.data() + i * L;
+        const int64_t last = causal_ ? std::min(end, i + 1) : end;
+        for (int64_t j = begin; j < last; ++j) added[j] += row_[i] * row[j];
+      }
+    });
+    for (int64_t j = 0; j < L; ++j) row_[j] += added[j];
+  }
+
+  absl::Status Write(TensorWriter& writer) {
+    std::vector<float> values(row_.begin(), row_.end());
+    RETURN_IF_ERROR(CheckFinite(kName, setup_.options.start_layer(), values));
+    WriteRow(writer, kName, values, setup_.tokens);
+    const std::vector<float> self = RowWeights(subject_);
+    for (int64_t j = 0; j < setup_.prefix; ++j) {
+      values[j] = static_cast<float>(row_[j] - self[j]);
+    }
+    WriteRow(writer, kWithoutSelf, values, setup_.tokens);
+    return absl::OkStatus();
+  }
+
+  const Subject subject_;
+  Setup setup_;
+  const bool causal_;
+  GradientWalk walk_;
+  Reconstruction reconstruction_;
+  int64_t next_ = 0;
+  Array<float> map_;          // of a layer
+  std::vector<double> row_;   // of the product so far
+  std::vector<double> sums_;  // of the rows of a layer
+  double smallest_row_sum_ = std::numeric_limits<double>::infinity();
+};
+
+class MambaAttribution : public Method {
+ public:
+  absl::string_view name() const override { return kName; }
+
+  void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
+                int64_t /*tokens*/, const std::string& field,
+                Violations& violations) const override {
+    const Options& options = explanation.mamba_attribution();
+    CheckEnum(Options::Broadcast_IsValid(options.broadcast()), options.broadcast(),
+              field + ".broadcast", violations);
+    CheckStartLayer(options.start_layer(), config, field, violations);
+    CheckEnum(Rollout::Normalization_IsValid(options.normalization()), options.normalization(),
+              field + ".normalization", violations);
+    CheckVariant(options.variant(), v1::REDUCTION_MEAN, field, violations);
+  }
+
+  Plan MakePlan(const v1::Explanation& explanation, const model::ModelConfig& config,
+                int64_t tokens, v1::DataType dtype) const override {
+    const Setup setup(explanation, config, tokens);
+    Plan plan;
+    for (const absl::string_view tensor : {kName, kWithoutSelf}) {
+      plan.tensors.push_back(
+          MakeTensorInfo(std::string(tensor), {{"input_tokens", tokens, {}}}, dtype));
+      plan.tensors.back().set_nonnegative(true);
+    }
+    plan.slices = static_cast<int32_t>(setup.slices());
+    plan.streams = true;
+    const int64_t walk =
+        GradientWalk::MemoryBytes(config, setup.prefix, setup.stride, BackwardRule::kGradient);
+    const int64_t maps = setup.attention.memory_bytes() + 4 * setup.prefix * setup.prefix +
+                         Reconstruction::MemoryBytes(config, setup.prefix);
+    plan.memory_bytes = walk + maps + 64 * tokens;
+    plan.work.forward_tokens = GradientWalk::ForwardTokens(config, setup.prefix, setup.stride);
+    plan.work.map = 0.5 * static_cast<double>(setup.prefix) * static_cast<double>(setup.prefix) *
+                    config.maps() * config.d_state * setup.layers;
+    return plan;
+  }
+
+  std::unique_ptr<Explaining> Start(const v1::Explanation& options,
+                                    const Subject& subject) const override {
+    return std::make_unique<Explainer>(options, subject);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<const Method> NewMambaAttribution() { return std::make_unique<MambaAttribution>(); }
+
+}  // namespace mambascope::explain
