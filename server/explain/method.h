@@ -21,6 +21,17 @@ struct Work {
   double gemm = 0;            // multiply-adds of matrix products beyond those
   double map = 0;             // multiply-adds of the map kernels
   double scan = 0;            // token x channel x state steps of scans beyond the passes'
+
+  Work& operator+=(const Work& other) {
+    forward_tokens += other.forward_tokens;
+    gemm += other.gemm;
+    map += other.map;
+    scan += other.scan;
+    return *this;
+  }
+  friend Work operator*(double times, const Work& work) {
+    return {times * work.forward_tokens, times * work.gemm, times * work.map, times * work.scan};
+  }
 };
 
 // What an explanation will send and hold, known before any work.
@@ -42,6 +53,8 @@ class Explaining {
   virtual absl::Status Step(TensorWriter& writer) = 0;
   // After the last Step.
   virtual v1::Quality quality() const = 0;
+  // After the last Step: adds what else the method has to say.
+  virtual void Describe(v1::ExplanationFinished* /*finished*/) const {}
 };
 
 // An explanation method. Stateless; one object for the life of the process, used from any thread.

@@ -179,6 +179,7 @@ void ExplanationRun::Finish(const absl::Status& status) {
   *finished->mutable_status() = ToRpcStatus(status);
   if (status.ok()) {
     *finished->mutable_quality() = explaining_->quality();
+    explaining_->Describe(finished);
     for (auto& digest : writer_->Finish()) *finished->add_digests() = std::move(digest);
   }
   finished->set_compute_seconds(absl::ToDoubleSeconds(compute_));
