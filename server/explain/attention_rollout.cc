@@ -14,6 +14,7 @@
 #include "server/explain/method.h"
 #include "server/explain/options.h"
 #include "server/explain/reconstruction.h"
+#include "server/explain/target_row.h"
 #include "server/kernels/gemm.h"
 
 namespace mambascope::explain {
@@ -35,16 +36,18 @@ struct Setup {
     kProduct,     // all rows
   };
 
-  Setup(const v1::Explanation& explanation, const model::ModelConfig& config, int64_t length)
+  Setup(const v1::Explanation& explanation, const model::ModelConfig& config, int64_t length,
+        const TargetRow& row)
       : tokens(length),
-        target(PositionOf(explanation, config, length)),
+        target(row),
+        causal(config.directions() == 1),
         start_layer(explanation.attention_rollout().start_layer()),
         layers(config.layers - start_layer),
         variant(VariantOf(explanation.attention_rollout().variant())),
         reduction(ReductionOf(explanation.attention_rollout(), config)),
         kind(KindOf(explanation.attention_rollout())),
         row_sum(RowSum(explanation.attention_rollout())),
-        prefix(kind == Kind::kProduct ? tokens : target + 1),
+        prefix(kind == Kind::kProduct ? tokens : row.prefix),
         attention(reduction, Wanted(), /*relu=*/false, config, tokens, prefix) {}
 
   Kind KindOf(const Rollout& options) const {
@@ -67,17 +70,21 @@ struct Setup {
   int64_t sum_steps() const {
     return kind == Kind::kAdjointRow && row_sum ? attention.pieces() : 0;
   }
+  // Multiply-adds of a layer.
+  int64_t ProductWork() const { return prefix * prefix * prefix / (causal ? 6 : 1); }
   int64_t product_blocks() const { return (prefix + kBlock - 1) / kBlock; }
   int64_t product_steps() const {
     if (kind != Kind::kProduct) return 0;
-    const int64_t work = prefix * prefix * prefix / 6;
+    const int64_t work = ProductWork();
     return std::clamp<int64_t>(work / kProductWork, 1, product_blocks());
   }
   int64_t steps_per_layer() const {
     return attention.rank_pieces() + sum_steps() + attention.pieces() + product_steps();
   }
 
-  int64_t tokens, target;
+  int64_t tokens;
+  TargetRow target;
+  bool causal;  // maps are lower triangular
   int32_t start_layer, layers;
   v1::Variant variant;
   ChannelReduction reduction;
@@ -91,7 +98,7 @@ class Explainer : public Explaining {
  public:
   Explainer(const v1::Explanation& options, const Subject& subject)
       : subject_(subject),
-        setup_(options, subject.model->config(), subject.tokens),
+        setup_(options, subject.model->config(), subject.tokens, TargetRow(options, subject)),
         reconstruction_(subject) {
     const int64_t prefix = setup_.prefix;
     if (all_rows()) {
@@ -99,8 +106,8 @@ class Explainer : public Explaining {
       std::fill(product_.begin(), product_.end(), 0.0f);
       for (int64_t i = 0; i < prefix; ++i) product_[i * prefix + i] = 1;
     } else {
-      row_.assign(prefix, 0);
-      row_[setup_.target] = 1;
+      weights_ = setup_.target.Weights(subject);
+      row_.assign(weights_.begin(), weights_.end());
     }
     if (all_rows() || setup_.kind == Setup::Kind::kMapRow) map_ = Array<float>(prefix * prefix);
   }
@@ -120,7 +127,7 @@ class Explainer : public Explaining {
       reconstruction_.CheckMaps(layer, Reconstruction::MapsOf(setup_.attention), setup_.attention,
                                 map_.data());
     } else {
-      reconstruction_.CheckRow(layer, setup_.target, setup_.attention);
+      reconstruction_.CheckRow(layer, setup_.target, weights_, setup_.attention);
     }
     if (done + 1 < setup_.layers) return absl::OkStatus();
     return all_rows() ? WriteProduct(writer) : WriteTargetRow(writer);
@@ -137,6 +144,8 @@ class Explainer : public Explaining {
 
  private:
   bool all_rows() const { return setup_.kind == Setup::Kind::kProduct; }
+  // Behind the last entry of a map's row that may differ from 0.
+  int64_t RowEnd(int64_t row) const { return setup_.causal ? row + 1 : setup_.prefix; }
 
   absl::Status LayerStep(int32_t layer, int64_t step) {
     LayerAttention& attention = setup_.attention;
@@ -168,8 +177,8 @@ class Explainer : public Explaining {
         break;
       }
       case Setup::Kind::kCodeRow:
-        attention.AddExtremes(step, setup_.target, setup_.variant == v1::VARIANT_CODE_QUIRKS,
-                              added_, &extremes_);
+        attention.AddExtremes(step, setup_.target.position,
+                              setup_.variant == v1::VARIANT_CODE_QUIRKS, added_, &extremes_);
         if (last_piece) return MultiplyByRepeatedRow(layer);
         break;
       case Setup::Kind::kMapRow:
@@ -208,7 +217,7 @@ class Explainer : public Explaining {
       for (int64_t i = begin; i < end; ++i) {
         const float* row = map_.data() + i * setup_.prefix;
         double sum = 1;
-        for (int64_t j = 0; j <= i; ++j) sum += row[j];
+        for (int64_t j = 0; j < RowEnd(i); ++j) sum += row[j];
         sums_[i] = sum;
       }
     });
@@ -226,9 +235,10 @@ class Explainer : public Explaining {
       for (size_t i = 0; i < row_.size(); ++i) row_[i] /= sums_[i];
     }
     subject_.pool->Split(setup_.prefix, 16, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < setup_.prefix; ++i) {
+      for (int64_t i = setup_.causal ? begin : 0; i < setup_.prefix; ++i) {
         const float* row = map_.data() + i * setup_.prefix;
-        for (int64_t j = begin; j < std::min(end, i + 1); ++j) added_[j] += row_[i] * row[j];
+        const int64_t last = std::min(end, RowEnd(i));
+        for (int64_t j = begin; j < last; ++j) added_[j] += row_[i] * row[j];
       }
     });
     AddToRow();
@@ -249,31 +259,55 @@ class Explainer : public Explaining {
   }
 
   // R <- (I + map) R in place, rows divided by their sums. `product_` holds R transposed, so that a
-  // task owns some columns of R and needs no other's. Row i of the new R reads rows <= i of the old
-  // one: blocks of rows are taken from the last to the first.
+  // task owns some columns of R and needs no other's.
   void MultiplyProduct(int64_t step) {
     const int64_t blocks = setup_.product_blocks(), steps = setup_.product_steps();
     const int64_t first = blocks * step / steps, end = blocks * (step + 1) / steps;
     const int64_t L = setup_.prefix;
     subject_.pool->Run(end - first, [&](int64_t task) {
       const int64_t column = (first + task) * kBlock, columns = std::min(kBlock, L - column);
-      Array<float> added(kBlock * kBlock);
-      for (int64_t row = (L - 1) / kBlock * kBlock; row >= column; row -= kBlock) {
-        const int64_t rows = std::min(kBlock, L - row);
-        const int64_t read = row + rows - column;  // both factors are 0 elsewhere
-        float* const block = product_.data() + column * L;
-        kernels::GemmBlock({block + column, columns, read, L},
-                           {map_.data() + row * L + column, rows, read, L}, /*accumulate=*/false,
-                           {added.data(), columns, rows, kBlock});
-        for (int64_t c = 0; c < columns; ++c) {
-          float* const values = block + c * L + row;
-          for (int64_t i = 0; i < rows; ++i) {
-            values[i] += added[c * kBlock + i];
-            if (setup_.row_sum) values[i] = static_cast<float>(values[i] / sums_[row + i]);
-          }
-        }
-      }
+      setup_.causal ? MultiplyTriangle(column, columns) : MultiplySquare(column, columns);
     });
+  }
+
+  // Row i of the new R reads rows <= i of the old one: blocks of rows are taken from the last to
+  // the first.
+  void MultiplyTriangle(int64_t column, int64_t columns) {
+    const int64_t L = setup_.prefix;
+    float* const block = product_.data() + column * L;
+    Array<float> added(kBlock * kBlock);
+    for (int64_t row = (L - 1) / kBlock * kBlock; row >= column; row -= kBlock) {
+      const int64_t rows = std::min(kBlock, L - row);
+      const int64_t read = row + rows - column;  // both factors are 0 elsewhere
+      kernels::GemmBlock({block + column, columns, read, L},
+                         {map_.data() + row * L + column, rows, read, L}, /*accumulate=*/false,
+                         {added.data(), columns, rows, kBlock});
+      AddRows(block, row, rows, columns, added.data(), kBlock);
+    }
+  }
+
+  void MultiplySquare(int64_t column, int64_t columns) {
+    const int64_t L = setup_.prefix;
+    float* const block = product_.data() + column * L;
+    Array<float> added(kBlock * L);
+    for (int64_t row = 0; row < L; row += kBlock) {
+      kernels::GemmBlock(
+          {block, columns, L, L}, {map_.data() + row * L, std::min(kBlock, L - row), L, L},
+          /*accumulate=*/false, {added.data() + row, columns, std::min(kBlock, L - row), L});
+    }
+    AddRows(block, 0, L, columns, added.data(), L);
+  }
+
+  // To rows [row, row + rows) of R's columns in `block`.
+  void AddRows(float* block, int64_t row, int64_t rows, int64_t columns, const float* added,
+               int64_t stride) {
+    for (int64_t c = 0; c < columns; ++c) {
+      float* const values = block + c * setup_.prefix + row;
+      for (int64_t i = 0; i < rows; ++i) {
+        values[i] += added[c * stride + i];
+        if (setup_.row_sum) values[i] = static_cast<float>(values[i] / sums_[row + i]);
+      }
+    }
   }
 
   absl::Status WriteProduct(TensorWriter& writer) {
@@ -296,8 +330,8 @@ class Explainer : public Explaining {
     std::vector<float> row(row_.begin(), row_.end());
     RETURN_IF_ERROR(CheckFinite(kName, setup_.start_layer, row));
     int64_t tokens = setup_.tokens;
-    if (IsCode(setup_.variant)) {  // without the target's own entry, which is the last here
-      row.pop_back();
+    if (IsCode(setup_.variant)) {  // without the target's own entry
+      row.erase(row.begin() + setup_.target.position);
       for (float& value : row) value = std::max(value, 0.0f);
       --tokens;
     }
@@ -309,6 +343,7 @@ class Explainer : public Explaining {
 
   const Subject subject_;
   Setup setup_;
+  std::vector<float> weights_;  // of rows, unless all are wanted
   Reconstruction reconstruction_;
   int64_t next_ = 0;
   Array<float> map_;           // of a layer
@@ -323,15 +358,16 @@ class Explainer : public Explaining {
 class AttentionRollout : public Method {
  public:
   absl::string_view name() const override { return kName; }
+  bool Supports(const model::ModelConfig& /*config*/) const override { return true; }
 
   void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
-                int64_t /*tokens*/, const std::string& field,
-                Violations& violations) const override {
+                int64_t tokens, const std::string& field, Violations& violations) const override {
     const Rollout& options = explanation.attention_rollout();
     CheckReduction(options.reduction(), options.channels(), config.maps(), options.top_k(), config,
                    field, violations);
     CheckStartLayer(options.start_layer(), config, field, violations);
     CheckVariant(options.variant(), options.reduction(), field, violations);
+    CheckOneRow(options.variant(), explanation, config, tokens, field, violations);
     CheckEnum(Rollout::Normalization_IsValid(options.normalization()), options.normalization(),
               field + ".normalization", violations);
     CheckEnum(v1::Rows_IsValid(options.rows()), options.rows(), field + ".rows", violations);
@@ -350,21 +386,34 @@ class AttentionRollout : public Method {
 
   Plan MakePlan(const v1::Explanation& explanation, const model::ModelConfig& config,
                 int64_t tokens, v1::DataType dtype) const override {
-    const Setup setup(explanation, config, tokens);
+    const Setup setup(explanation, config, tokens, TargetRow(explanation, config, tokens));
     const bool all_rows = setup.kind == Setup::Kind::kProduct;
     std::vector<Axis> axes;
     if (all_rows) axes.push_back({"output_tokens", tokens, {}});
-    axes.push_back(setup.kind == Setup::Kind::kCodeRow ? TokensWithout(setup.target, tokens)
-                                                       : Axis{"input_tokens", tokens, {}});
+    axes.push_back(setup.kind == Setup::Kind::kCodeRow
+                       ? TokensWithout(setup.target.position, tokens)
+                       : Axis{"input_tokens", tokens, {}});
     Plan plan;
     plan.tensors.push_back(MakeTensorInfo(std::string(kName), std::move(axes), dtype));
     plan.slices = static_cast<int32_t>(setup.layers * setup.steps_per_layer());
-    constexpr int64_t kRows = 8;  // three rows in double, and float forms of one
+    constexpr int64_t kRows = 10;  // three rows in double, and float forms of one and its input
     int64_t floats = kRows * tokens;
     if (setup.kind == Setup::Kind::kMapRow) floats += setup.prefix * setup.prefix;
-    if (all_rows) floats += 2 * tokens * tokens + kBlock * (tokens + 16 * kBlock);
+    if (all_rows) {
+      constexpr int64_t kThreads = 16;
+      floats +=
+          2 * tokens * tokens + kBlock * tokens +
+          std::min(kThreads, setup.product_blocks()) * kBlock * (setup.causal ? kBlock : tokens);
+    }
     plan.memory_bytes = setup.attention.memory_bytes() + 4 * floats +
                         Reconstruction::MemoryBytes(config, setup.prefix);
+    const bool maps = all_rows || setup.kind == Setup::Kind::kMapRow;
+    Work layer = setup.attention.work();
+    if (setup.sum_steps() > 0) layer += setup.attention.work();
+    layer += maps ? Reconstruction::MapsWork(config, setup.prefix)
+                  : Reconstruction::RowWork(config, setup.prefix);
+    if (all_rows) layer.gemm += static_cast<double>(setup.ProductWork());
+    plan.work = setup.layers * layer;
     return plan;
   }
 

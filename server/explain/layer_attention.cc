@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/base/check.h"
 #include "server/kernels/ssd_map.h"
 #include "server/model/finite.h"
 
@@ -27,6 +25,9 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
 }
 
 constexpr int64_t kThreads = 16;  // as many are reckoned with where each has scratch of its own
+
+// Multiply-adds of one map.
+int64_t MapWork(int64_t tokens, int64_t d_state) { return tokens * (tokens + 1) / 2 * d_state; }
 
 // What the map kernels allocate beside the map, in floats: two blocks of channels factored for all
 // tokens, and a strip of rows on each thread.
@@ -48,21 +49,27 @@ Pieces Pieces::Cut(int64_t channels, int64_t group, int64_t work_per_channel, in
 }
 
 LayerAttention::LayerAttention(ChannelReduction reduction, Want want, bool relu,
-                               const model::ModelConfig& config, int64_t tokens, int64_t prefix)
+                               const model::ModelConfig& config, int64_t tokens, int64_t prefix,
+                               bool spread, Direction direction)
     : reduction_(std::move(reduction)),
       want_(want),
       relu_(relu),
+      spread_(spread),
       maps_(config.maps()),
       groups_(config.groups),
       d_state_(config.d_state),
       prefix_(prefix),
       scanned_(reduction_.how == v1::REDUCTION_TOP_K ? tokens : prefix),
-      headed_(config.family == model::Family::kMamba2 && want == Want::kMap &&
-              (reduction_.how == v1::REDUCTION_MEAN || reduction_.how == v1::REDUCTION_ABS_MEAN)),
+      headed_(config.family == model::Family::kMamba2 && makes_maps() &&
+              (reduction_.how == v1::REDUCTION_MEAN || absolute())),
       all_(Indices(config.maps())) {
-  const bool absolute = reduction_.how == v1::REDUCTION_ABS_MEAN;
+  if (direction != v1::HiddenAttention::DIRECTION_BACKWARD) directions_.push_back(0);
+  if (config.directions() == 2 && direction != v1::HiddenAttention::DIRECTION_FORWARD) {
+    directions_.push_back(1);
+  }
+  const auto scans = static_cast<int64_t>(directions_.size());
   const bool top = reduction_.how == v1::REDUCTION_TOP_K;
-  const auto map_work = [&](int64_t length) { return length * (length + 1) / 2 * d_state_; };
+  const auto map_work = [&](int64_t length) { return scans * MapWork(length, d_state_); };
   if (top) rank_ = Pieces::Cut(maps_, maps_ / groups_, map_work(tokens), kMapWork);
   channels_ = reduction_.channels;
   const int64_t members = top ? reduction_.top_k : static_cast<int64_t>(channels().size());
@@ -70,72 +77,69 @@ LayerAttention::LayerAttention(ChannelReduction reduction, Want want, bool relu,
   const bool listed = top || !channels_.empty();
   const int64_t group = groups_ == 1 ? members : listed ? 1 : maps_ / groups_;
   pieces_ = headed_ ? Pieces{members, members, members}
-            : want == Want::kMap
-                ? Pieces::Cut(members, group, map_work(prefix), absolute ? kMapWork : kGemmWork)
-                : Pieces::Cut(members, group, prefix * d_state_, kScanWork);
+            : makes_maps()
+                ? Pieces::Cut(members, group, map_work(prefix), absolute() ? kMapWork : kGemmWork)
+                : Pieces::Cut(members, group, scans * prefix * d_state_, kScanWork);
 }
 
 int64_t LayerAttention::memory_bytes() const {
   const int64_t piece = std::max(rank_.size, pieces_.size);
-  int64_t floats = scanned_ * maps_ + 3 * maps_ + d_state_ * maps_;
+  const auto scans = static_cast<int64_t>(directions_.size());
+  int64_t floats = scans * scanned_ * maps_ + 3 * maps_ + d_state_ * maps_;
   if (std::min(piece, pieces_.size) < maps_) floats += piece * (scanned_ + d_state_);
   int64_t scratch = rank_.count() > 0 ? MapScratch(scanned_, d_state_) : 0;
   if (headed_) scratch = prefix_ * maps_ + kThreads * 64 * (maps_ + 128);
-  if (want_ == Want::kMap) {
+  if (makes_maps()) {
     if (!headed_) scratch = std::max(scratch, MapScratch(prefix_, d_state_));
-    if (pieces_.count() > 1) floats += prefix_ * prefix_;
+    if (pieces_.count() > 1 || directions_.back() == 1 || row_by_maps()) {
+      floats += prefix_ * prefix_;
+    }
+    if (both() && absolute()) floats += 6 * prefix_;
   } else {
     // Rows of a piece, or the kernels' sums over channel groups; a last incomplete group; states.
-    const bool rows = want_ == Want::kChannelRows || reduction_.how == v1::REDUCTION_ABS_MEAN;
-    floats += prefix_ * (rows ? pieces_.size : pieces_.size / kLanes + 2);
+    const bool rows = want_ == Want::kChannelRows || absolute();
+    floats += prefix_ * (rows ? scans * pieces_.size : pieces_.size / kLanes + 2 + 2 * scans);
     floats += kAdjointGroup * (prefix_ + kThreads * d_state_);
   }
   return 4 * (floats + scratch);
 }
 
+Work LayerAttention::work() const {
+  Work work;
+  const auto scans = static_cast<double>(directions_.size());
+  const auto members = static_cast<double>(pieces_.channels);
+  const auto maps = static_cast<double>(maps_), states = static_cast<double>(d_state_);
+  if (rank_.count() > 0) {
+    work.map += scans * maps * static_cast<double>(MapWork(scanned_, d_state_));
+  }
+  if (headed_) {
+    work.map +=
+        static_cast<double>(MapWork(prefix_, 1)) * (static_cast<double>(groups_) * states + maps);
+  } else if (makes_maps()) {
+    work.map += scans * members * static_cast<double>(MapWork(prefix_, d_state_));
+  } else {
+    work.scan += scans * members * static_cast<double>(prefix_) * states;
+  }
+  return work;
+}
+
 void LayerAttention::Open(const Subject& subject, int32_t layer) {
   pool_ = subject.pool;
   const auto& model = *subject.model;
-  whole_ = relu_ ? model.ReluScanParametersOf(*pool_, *subject.trace, layer, 0, scanned_, buffers_)
-                 : model.ScanParametersOf(*pool_, *subject.trace, layer, 0, scanned_, buffers_);
-  scan_ = whole_;
-  scan_.tokens = prefix_;
+  for (const int32_t direction : directions_) {
+    Scan& scan = scans_[direction];
+    const auto parameters_of =
+        relu_ ? &model::MambaModel::ReluScanParametersOf : &model::MambaModel::ScanParametersOf;
+    scan.whole =
+        (model.*parameters_of)(*pool_, *subject.trace, layer, direction, scanned_, scan.buffers);
+    scan.prefix = scan.whole;
+    scan.prefix.tokens = prefix_;
+  }
 }
 
-kernels::ScanParameters LayerAttention::Select(const kernels::ScanParameters& scan,
-                                               std::span<const int32_t> channels) {
-  const auto count = static_cast<int64_t>(channels.size());
-  bool adjacent = true;
-  for (int64_t c = 0; c < count; ++c) adjacent = adjacent && channels[c] == channels[0] + c;
-  if (adjacent && count == maps_ && groups_ == 1) return scan;
-  const int64_t group = group_of(channels.front());
-  MS_CHECK(group == group_of(channels.back()));
-  piece_delta_.Reserve(count * scan.tokens);
-  piece_A_.Reserve(count * d_state_);
-  const auto gather = [&](const float* from, float* to) {
-    if (adjacent) {
-      std::memcpy(to, from + channels[0], count * sizeof(float));
-    } else {
-      for (int64_t c = 0; c < count; ++c) to[c] = from[channels[c]];
-    }
-  };
-  for (int64_t i = 0; i < scan.tokens; ++i) {
-    gather(scan.delta + i * maps_, piece_delta_.data() + i * count);
-  }
-  for (int64_t n = 0; n < d_state_; ++n) {
-    gather(scan.A + n * maps_, piece_A_.data() + n * count);
-  }
-  kernels::ScanParameters selected = scan;
-  selected.d_inner = count;
-  selected.delta = piece_delta_.data();
-  selected.A = piece_A_.data();
-  selected.B += group * d_state_;
-  selected.C += group * d_state_;
-  return selected;
-}
-
-kernels::ScanParameters LayerAttention::Channels(std::span<const int32_t> channels) {
-  return Select(scan_, channels);
+kernels::ScanParameters LayerAttention::Channels(std::span<const int32_t> channels,
+                                                 int32_t direction) {
+  return selection_.Of(scans_[direction].prefix, groups_, channels);
 }
 
 std::span<const int32_t> LayerAttention::Members(int64_t piece) const {
@@ -150,79 +154,141 @@ void LayerAttention::Rank(int64_t piece) {
   mass_.resize(maps_);
   const int64_t begin = rank_.begin(piece);
   const auto members = std::span<const int32_t>(all_).subspan(begin, rank_.end(piece) - begin);
-  kernels::ChannelMass(*pool_, Select(whole_, members), mass_.data() + begin);
-  if (piece + 1 < rank_.count()) return;
-  for (float& mass : mass_) {  // what is not a number comes first, so that the result shows it
-    if (std::isnan(mass)) mass = std::numeric_limits<float>::infinity();
+  double* const mass = mass_.data() + begin;
+  std::fill_n(mass, members.size(), 0);
+  std::vector<float> of_direction(members.size());
+  for (const int32_t direction : directions_) {
+    kernels::ChannelMass(*pool_, selection_.Of(scans_[direction].whole, groups_, members),
+                         of_direction.data());
+    for (size_t c = 0; c < members.size(); ++c) mass[c] += of_direction[c];
   }
-  channels_ = all_;
-  const auto end = channels_.begin() + reduction_.top_k;
-  std::partial_sort(channels_.begin(), end, channels_.end(), [&](int32_t a, int32_t b) {
-    return mass_[a] != mass_[b] ? mass_[a] > mass_[b] : a < b;
-  });
-  channels_.erase(end, channels_.end());
+  if (both()) CorrectMass(members, mass);
+  if (piece + 1 == rank_.count()) channels_ = LargestFirst(mass_, reduction_.top_k);
 }
 
-void LayerAttention::AddMap(int64_t piece, float* map) {
+void LayerAttention::MakeMap(std::span<const int32_t> members, int32_t direction, float* map) {
   if (headed_) {
-    const kernels::SsdMapInputs heads{prefix_, maps_,   groups_, d_state_,       scan_.delta,
-                                      scan_.A, scan_.B, scan_.C, scan_.bc_stride};
+    const kernels::ScanParameters& scan = scans_[0].prefix;
+    const kernels::SsdMapInputs heads{prefix_, maps_,  groups_, d_state_,      scan.delta,
+                                      scan.A,  scan.B, scan.C,  scan.bc_stride};
     (absolute() ? kernels::SsdAbsMeanMap : kernels::SsdMeanMap)(*pool_, heads, map);
     return;
   }
-  const auto members = Members(piece);
-  const kernels::ScanParameters scan = Select(scan_, members);
-  const int64_t size = prefix_ * prefix_;
-  const bool alone = pieces_.count() == 1;
-  if (!alone) part_.Reserve(size);
-  float* const part = alone ? map : part_.data();
-  (absolute() ? kernels::AbsMeanMap : kernels::MeanMap)(*pool_, scan, part);
-  if (alone) return;
-  const auto weight = static_cast<float>(Weight(members));
-  pool_->Split(size, 1024, [&](int64_t begin, int64_t end) {
-    if (piece == 0) {
-      for (int64_t i = begin; i < end; ++i) map[i] = weight * part[i];
-    } else {
-      for (int64_t i = begin; i < end; ++i) map[i] += weight * part[i];
-    }
-  });
+  (absolute() ? kernels::AbsMeanMap : kernels::MeanMap)(*pool_, Channels(members, direction), map);
 }
 
-void LayerAttention::AddRow(int64_t piece, int64_t target, std::span<double> row) {
+void LayerAttention::AddMap(int64_t piece, float* map) {
   const auto members = Members(piece);
-  if (reduction_.how == v1::REDUCTION_ABS_MEAN) {
-    const float* rows = Rows(members, target, false);
-    const auto count = static_cast<int64_t>(members.size());
-    const double scale = 1.0 / static_cast<double>(pieces_.channels);
-    pool_->Split(prefix_, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t j = begin; j < end; ++j) {
-        double sum = 0;
-        for (int64_t c = 0; c < count; ++c) sum += std::fabs(rows[j * count + c]);
-        row[j] += scale * sum;
+  bool overwrite = piece == 0;
+  for (const int32_t direction : directions_) {
+    const bool direct = overwrite && pieces_.count() == 1 && direction == 0;
+    if (!direct) part_.Reserve(prefix_ * prefix_);
+    MakeMap(members, direction, direct ? map : part_.data());
+    if (!direct) {
+      AddPart(*pool_, part_.data(), prefix_ * prefix_, static_cast<float>(Weight(members)),
+              direction == 1, overwrite, map);
+    }
+    overwrite = false;
+  }
+  if (both() && absolute()) SetDiagonal(piece, members, map);
+}
+
+// The two scans' maps meet on the diagonal alone, where |a + b| is not |a| + |b|.
+template <class Use>
+void LayerAttention::ForEachOwn(std::span<const int32_t> members, int64_t tokens, const Use& use) {
+  for (int64_t i = 0; i < tokens; ++i) {
+    double own[2];  // C_i . B_i
+    const float* delta[2];
+    for (const int32_t direction : {0, 1}) {
+      const kernels::ScanParameters& scan = scans_[direction].whole;
+      const int64_t row = direction == 0 ? i : tokens - 1 - i;
+      own[direction] = 0;
+      for (int64_t n = 0; n < d_state_; ++n) {
+        own[direction] += static_cast<double>(scan.C[row * scan.bc_stride + n]) *
+                          scan.B[row * scan.bc_stride + n];
+      }
+      delta[direction] = scan.delta + row * maps_;
+    }
+    for (size_t c = 0; c < members.size(); ++c) {
+      use(i, c, own[0] * delta[0][members[c]], own[1] * delta[1][members[c]]);
+    }
+  }
+}
+
+void LayerAttention::SetDiagonal(int64_t piece, std::span<const int32_t> members, float* map) {
+  if (piece == 0) diagonal_.assign(prefix_, 0);
+  const double scale = 1.0 / static_cast<double>(pieces_.channels);
+  ForEachOwn(members, prefix_, [&](int64_t i, size_t, double forward, double backward) {
+    diagonal_[i] += scale * std::fabs(forward + backward);
+  });
+  for (int64_t i = 0; i < prefix_; ++i) map[i * prefix_ + i] = static_cast<float>(diagonal_[i]);
+}
+
+void LayerAttention::CorrectMass(std::span<const int32_t> members, double* mass) {
+  std::vector<double> correction(members.size(), 0);
+  ForEachOwn(members, scanned_, [&](int64_t, size_t c, double forward, double backward) {
+    correction[c] += std::fabs(forward + backward) - std::fabs(forward) - std::fabs(backward);
+  });
+  for (size_t c = 0; c < members.size(); ++c) mass[c] += correction[c];
+}
+
+void LayerAttention::AddRow(int64_t piece, int64_t target, std::span<const float> v,
+                            std::span<double> row) {
+  if (!absolute()) {
+    AddAdjoint(piece, v.data(), row);
+    return;
+  }
+  const auto members = Members(piece);
+  const auto count = static_cast<int64_t>(members.size());
+  if (row_by_maps()) {
+    part_.Reserve(prefix_ * prefix_);
+    MakeMap(members, 0, part_.data());  // rows are spread where there is one scan only
+    const double weight = Weight(members);
+    pool_->Split(prefix_, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < prefix_; ++i) {
+        const double scale = weight * v[i];
+        const int64_t last = std::min(end, i + 1);
+        for (int64_t j = begin; j < last; ++j) row[j] += scale * part_[i * prefix_ + j];
       }
     });
     return;
   }
-  std::vector<float> one_hot(prefix_, 0.0f);
-  one_hot[target] = 1;
-  AddAdjoint(piece, one_hot.data(), row);
+  const float* rows = Rows(members, target, false);
+  const double scale = 1.0 / static_cast<double>(pieces_.channels);
+  pool_->Split(prefix_, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t j = begin; j < end; ++j) {
+      double sum = 0;
+      for (int64_t c = 0; c < count; ++c) sum += std::fabs(rows[j * count + c]);
+      row[j] += scale * sum;
+    }
+  });
 }
 
 void LayerAttention::AddAdjoint(int64_t piece, const float* v, std::span<double> out) {
   const auto members = Members(piece);
-  part_.Reserve(prefix_);
-  kernels::MeanAdjoint(*pool_, Select(scan_, members), {}, v, part_.data());
   const double weight = Weight(members);
-  for (int64_t j = 0; j < prefix_; ++j) out[j] += weight * part_[j];
+  part_.Reserve(prefix_);
+  for (const int32_t direction : directions_) {
+    const float* input = v;
+    if (direction == 1) {
+      turned_.Reserve(prefix_);
+      std::reverse_copy(v, v + prefix_, turned_.data());
+      input = turned_.data();
+    }
+    kernels::MeanAdjoint(*pool_, Channels(members, direction), {}, input, part_.data());
+    for (int64_t j = 0; j < prefix_; ++j) out[j] += weight * part_[Place(direction, j)];
+  }
 }
 
 void LayerAttention::AddRowSums(int64_t piece, std::span<double> out) {
   const auto members = Members(piece);
   const std::vector<float> ones(prefix_, 1.0f);
-  part_.Reserve(prefix_);
-  kernels::MeanForward(*pool_, Select(scan_, members), {}, ones.data(), part_.data());
   const double weight = Weight(members);
-  for (int64_t i = 0; i < prefix_; ++i) out[i] += weight * part_[i];
+  part_.Reserve(prefix_);
+  for (const int32_t direction : directions_) {
+    kernels::MeanForward(*pool_, Channels(members, direction), {}, ones.data(), part_.data());
+    for (int64_t i = 0; i < prefix_; ++i) out[i] += weight * part_[Place(direction, i)];
+  }
 }
 
 void LayerAttention::AddExtremes(int64_t piece, int64_t target, bool quirks, std::span<double> mean,
@@ -245,9 +311,48 @@ void LayerAttention::AddExtremes(int64_t piece, int64_t target, bool quirks, std
 }
 
 const float* LayerAttention::Rows(std::span<const int32_t> members, int64_t target, bool quirks) {
-  part_.Reserve(prefix_ * static_cast<int64_t>(members.size()));
-  kernels::TargetRows(*pool_, Select(scan_, members), target, quirks, part_.data());
+  const auto count = static_cast<int64_t>(members.size());
+  part_.Reserve(prefix_ * count);
+  for (const int32_t direction : directions_) {
+    const bool direct = direction == 0;
+    if (!direct) turned_.Reserve(prefix_ * count);
+    float* const rows = direct ? part_.data() : turned_.data();
+    kernels::TargetRows(*pool_, Channels(members, direction), Place(direction, target), quirks,
+                        rows);
+    if (direct) continue;
+    for (int64_t j = 0; j < prefix_; ++j) {
+      const float* from = rows + Place(1, j) * count;
+      float* const to = part_.data() + j * count;
+      for (int64_t c = 0; c < count; ++c) to[c] = both() ? to[c] + from[c] : from[c];
+    }
+  }
   return part_.data();
+}
+
+std::vector<int32_t> LargestFirst(std::span<const double> mass, int32_t count) {
+  std::vector<double> keys(mass.begin(), mass.end());
+  for (double& key : keys) {
+    if (std::isnan(key)) key = std::numeric_limits<double>::infinity();
+  }
+  std::vector<int32_t> channels = Indices(static_cast<int64_t>(keys.size()));
+  std::partial_sort(
+      channels.begin(), channels.begin() + count, channels.end(),
+      [&](int32_t a, int32_t b) { return keys[a] != keys[b] ? keys[a] > keys[b] : a < b; });
+  channels.resize(count);
+  return channels;
+}
+
+void AddPart(ThreadPool& pool, const float* part, int64_t size, float scale, bool turned,
+             bool overwrite, float* map) {
+  const float* const from = turned ? part + size - 1 : part;
+  const int64_t step = turned ? -1 : 1;
+  pool.Split(size, 1024, [&](int64_t begin, int64_t end) {
+    if (overwrite) {
+      for (int64_t i = begin; i < end; ++i) map[i] = scale * from[step * i];
+    } else {
+      for (int64_t i = begin; i < end; ++i) map[i] += scale * from[step * i];
+    }
+  });
 }
 
 absl::Status CheckFinite(absl::string_view method, int32_t layer, std::span<const float> values) {

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "server/base/array.h"
+#include "server/explain/channel_selection.h"
 #include "server/explain/method.h"
 #include "server/explain/options.h"
 #include "server/kernels/hidden_attention.h"
@@ -39,10 +40,13 @@ struct Pieces {
 // and whatever runs between them change no bit.
 //
 // "Channels" are the layer's independent maps: of Mamba-2 its heads. Those of one group share B and
-// C, and no kernel call joins two groups.
+// C, and no kernel call joins two groups. Of Vim alpha is the sum of the maps of both scans, or one
+// of them; the backward scan computes on tokens in its own order, the last one first, and what it
+// gives is turned round on both axes.
 //
-// Of a sequence only the first `prefix` tokens are computed: a row sees no later token. The ranking
-// of TOP_K alone goes over all `tokens`, so that a row is the row of the whole map.
+// Of a sequence only the first `prefix` tokens are computed: a row sees no later token (of Vim all
+// are). The ranking of TOP_K alone goes over all `tokens`, so that a row is the row of the whole
+// map.
 class LayerAttention {
  public:
   enum class Want {
@@ -50,12 +54,17 @@ class LayerAttention {
     kRow,          // AddRow, AddAdjoint, AddRowSums
     kChannelRows,  // AddExtremes
   };
+  using Direction = v1::HiddenAttention::Direction;
 
+  // `spread`: rows are means of several (TargetRow), which takes maps for ABS_MEAN.
   LayerAttention(ChannelReduction reduction, Want want, bool relu, const model::ModelConfig& config,
-                 int64_t tokens, int64_t prefix);
+                 int64_t tokens, int64_t prefix, bool spread = false,
+                 Direction direction = v1::HiddenAttention::DIRECTION_BOTH);
 
   // Upper bound of what is allocated here and in the kernels; nothing is before Open.
   int64_t memory_bytes() const;
+  // What all pieces of a layer compute.
+  Work work() const;
 
   // Turns to a layer. The subject is borrowed until the next call.
   void Open(const Subject& subject, int32_t layer);
@@ -69,9 +78,10 @@ class LayerAttention {
   int64_t pieces() const { return pieces_.count(); }
   // map (+)= Abar's share from the piece. `map` [prefix, prefix]; piece 0 overwrites it.
   void AddMap(int64_t piece, float* map);
-  // row[j] += Abar[target, j]; any reduction.
-  void AddRow(int64_t piece, int64_t target, std::span<double> row);
-  // out[j] += sum_i v[i] Abar[i, j]; not for ABS_MEAN, which is not linear.
+  // row[j] += sum_i v[i] Abar[i, j]; any reduction. v [prefix] is 1 at `target` and 0 elsewhere,
+  // unless rows are spread.
+  void AddRow(int64_t piece, int64_t target, std::span<const float> v, std::span<double> row);
+  // out[j] += sum_i v[i] Abar[i, j], any v; not for ABS_MEAN, which is not linear.
   void AddAdjoint(int64_t piece, const float* v, std::span<double> out);
   // out[i] += sum_j Abar[i, j]; not for ABS_MEAN.
   void AddRowSums(int64_t piece, std::span<double> out);
@@ -83,42 +93,69 @@ class LayerAttention {
   void AddExtremes(int64_t piece, int64_t target, bool quirks, std::span<double> mean,
                    Extremes* extremes);
 
-  // The open layer's scan of the prefix; B and C are those of group 0.
-  const kernels::ScanParameters& scan() const { return scan_; }
+  // The scans that take part: 0 the forward one, 1 Vim's backward one.
+  std::span<const int32_t> directions() const { return directions_; }
+  // The open layer's scan of the prefix, tokens in its own order; B and C are those of group 0.
+  const kernels::ScanParameters& scan(int32_t direction) const { return scans_[direction].prefix; }
   // The same of some channels of one group, side by side, with the group's B and C. Valid until the
-  // next call that takes a piece.
-  kernels::ScanParameters Channels(std::span<const int32_t> channels);
+  // next call that takes a piece or channels.
+  kernels::ScanParameters Channels(std::span<const int32_t> channels, int32_t direction);
   int64_t group_of(int32_t channel) const { return channel / (maps_ / groups_); }
+  // Where a token of the prefix stands in a direction's own order, and the other way round.
+  int64_t Place(int32_t direction, int64_t token) const {
+    return direction == 0 ? token : prefix_ - 1 - token;
+  }
   // Whether AddMap uses Mamba-2's own form of the map (kernels/ssd_map.h).
   bool headed() const { return headed_; }
   bool absolute() const { return reduction_.how == v1::REDUCTION_ABS_MEAN; }
 
  private:
-  kernels::ScanParameters Select(const kernels::ScanParameters& scan,
-                                 std::span<const int32_t> channels);
+  struct Scan {
+    model::MambaModel::ScanBuffers buffers;
+    kernels::ScanParameters whole, prefix;
+  };
   // The channels of a piece, and how much of the mean they are.
   std::span<const int32_t> Members(int64_t piece) const;
   double Weight(std::span<const int32_t> members) const;
+  bool both() const { return directions_.size() == 2; }
+  bool row_by_maps() const { return want_ == Want::kRow && spread_ && absolute(); }
+  bool makes_maps() const { return want_ == Want::kMap || row_by_maps(); }
+  // The mean over `members` of one direction's maps, tokens in its own order.
+  void MakeMap(std::span<const int32_t> members, int32_t direction, float* map);
+  // Calls use(i, c, forward, backward) with alpha[members[c], i, i] of both scans, i < tokens.
+  template <class Use>
+  void ForEachOwn(std::span<const int32_t> members, int64_t tokens, const Use& use);
+  void SetDiagonal(int64_t piece, std::span<const int32_t> members, float* map);
+  void CorrectMass(std::span<const int32_t> members, double* mass);
   // alpha[d, target, :] of the members, [prefix, members].
   const float* Rows(std::span<const int32_t> members, int64_t target, bool quirks);
 
   const ChannelReduction reduction_;
   const Want want_;
-  const bool relu_;
-  const int64_t maps_, groups_, d_state_, prefix_, scanned_;  // scanned_: tokens of whole_
+  const bool relu_, spread_;
+  const int64_t maps_, groups_, d_state_, prefix_, scanned_;  // scanned_: tokens of Scan::whole
   const bool headed_;
   const std::vector<int32_t> all_;  // every channel
+  std::vector<int32_t> directions_;
   Pieces rank_, pieces_;
 
   ThreadPool* pool_ = nullptr;
   std::vector<int32_t> channels_;  // of CHANNELS and TOP_K
-  kernels::ScanParameters whole_, scan_;
-  std::vector<float> mass_;                 // of TOP_K: what channels are ranked by
-  model::MambaModel::ScanBuffers buffers_;  // of whole_
-  Array<float> piece_delta_;                // [scanned, channels of a piece]
-  Array<float> piece_A_;                    // [d_state, channels of a piece]
-  Array<float> part_;  // what a piece adds: a map, a row, or rows of its channels
+  Scan scans_[2];
+  ChannelSelection selection_;
+  std::vector<double> mass_;      // of TOP_K: what channels are ranked by
+  std::vector<double> diagonal_;  // of both directions' absolute mean
+  Array<float> part_;             // what a piece adds: a map, a row, or rows of its channels
+  Array<float> turned_;           // of the backward scan, before it is turned round
 };
+
+// The `count` channels of the largest mass, best first; ties: lower index first. What is not a
+// number comes first, so that the result shows it.
+std::vector<int32_t> LargestFirst(std::span<const double> mass, int32_t count);
+
+// map (+)= scale part, or part turned round on both axes.
+void AddPart(ThreadPool& pool, const float* part, int64_t size, float scale, bool turned,
+             bool overwrite, float* map);
 
 // The adjoint scans work on this many channels side by side, and copy a group that is not full.
 constexpr int64_t kAdjointGroup = 64;

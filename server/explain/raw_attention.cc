@@ -10,6 +10,7 @@
 #include "server/explain/method.h"
 #include "server/explain/options.h"
 #include "server/explain/reconstruction.h"
+#include "server/explain/target_row.h"
 
 namespace mambascope::explain {
 namespace {
@@ -18,19 +19,21 @@ constexpr absl::string_view kName = "raw_attention";
 
 // What the options come to for a model and an input.
 struct Setup {
-  Setup(const v1::Explanation& explanation, const model::ModelConfig& config, int64_t length)
+  Setup(const v1::Explanation& explanation, const model::ModelConfig& config, int64_t length,
+        const TargetRow& row)
       : tokens(length),
-        target(PositionOf(explanation, config, length)),
+        target(row),
         start_layer(explanation.raw_attention().start_layer()),
         layers(config.layers - start_layer),
         variant(VariantOf(explanation.raw_attention().variant())),
         attention(ReductionOf(explanation.raw_attention(), config),
                   IsCode(variant) ? LayerAttention::Want::kChannelRows : LayerAttention::Want::kRow,
-                  /*relu=*/false, config, tokens, target + 1) {}
+                  /*relu=*/false, config, tokens, row.prefix, row.spread) {}
 
   int64_t steps_per_layer() const { return attention.rank_pieces() + attention.pieces(); }
 
-  int64_t tokens, target;
+  int64_t tokens;
+  TargetRow target;
   int32_t start_layer, layers;
   v1::Variant variant;
   LayerAttention attention;
@@ -40,9 +43,10 @@ class Explainer : public Explaining {
  public:
   Explainer(const v1::Explanation& options, const Subject& subject)
       : subject_(subject),
-        setup_(options, subject.model->config(), subject.tokens),
+        setup_(options, subject.model->config(), subject.tokens, TargetRow(options, subject)),
+        weights_(setup_.target.Weights(subject)),
         reconstruction_(subject),
-        sum_(setup_.target + 1, 0) {}
+        sum_(setup_.target.prefix, 0) {}
 
   absl::Status Step(TensorWriter& writer) override {
     const int64_t steps = setup_.steps_per_layer(), step = next_ % steps;
@@ -59,10 +63,10 @@ class Explainer : public Explaining {
     if (piece < 0) {
       attention.Rank(step);
     } else if (IsCode(setup_.variant)) {
-      attention.AddExtremes(piece, setup_.target, setup_.variant == v1::VARIANT_CODE_QUIRKS, row_,
-                            &extremes_);
+      attention.AddExtremes(piece, setup_.target.position,
+                            setup_.variant == v1::VARIANT_CODE_QUIRKS, row_, &extremes_);
     } else {
-      attention.AddRow(piece, setup_.target, row_);
+      attention.AddRow(piece, setup_.target.position, weights_, row_);
     }
     if (step + 1 < steps) return absl::OkStatus();
 
@@ -70,7 +74,7 @@ class Explainer : public Explaining {
     const std::vector<float> row(row_.begin(), row_.end());
     RETURN_IF_ERROR(CheckFinite(kName, layer, row));
     for (size_t j = 0; j < sum_.size(); ++j) sum_[j] += row_[j];
-    reconstruction_.CheckRow(layer, setup_.target, attention);
+    reconstruction_.CheckRow(layer, setup_.target, weights_, attention);
     if (done + 1 == setup_.layers) Write(writer);
     return absl::OkStatus();
   }
@@ -92,8 +96,8 @@ class Explainer : public Explaining {
     std::vector<float> mean(sum_.size());
     for (size_t j = 0; j < mean.size(); ++j) mean[j] = static_cast<float>(sum_[j] / setup_.layers);
     int64_t tokens = setup_.tokens;
-    if (IsCode(setup_.variant)) {  // without the target's own entry, which is the last here
-      mean.pop_back();
+    if (IsCode(setup_.variant)) {  // without the target's own entry
+      mean.erase(mean.begin() + setup_.target.position);
       for (float& value : mean) value = std::max(value, 0.0f);
       --tokens;
     }
@@ -102,6 +106,7 @@ class Explainer : public Explaining {
 
   const Subject subject_;
   Setup setup_;
+  const std::vector<float> weights_;  // of rows
   Reconstruction reconstruction_;
   int64_t next_ = 0;
   std::vector<double> row_, sum_;  // of a layer; of all layers so far
@@ -111,30 +116,34 @@ class Explainer : public Explaining {
 class RawAttention : public Method {
  public:
   absl::string_view name() const override { return kName; }
+  bool Supports(const model::ModelConfig& /*config*/) const override { return true; }
 
   void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
-                int64_t /*tokens*/, const std::string& field,
-                Violations& violations) const override {
+                int64_t tokens, const std::string& field, Violations& violations) const override {
     const v1::RawAttention& options = explanation.raw_attention();
     CheckReduction(options.reduction(), options.channels(), config.maps(), options.top_k(), config,
                    field, violations);
     CheckStartLayer(options.start_layer(), config, field, violations);
     CheckVariant(options.variant(), options.reduction(), field, violations);
+    CheckOneRow(options.variant(), explanation, config, tokens, field, violations);
   }
 
   Plan MakePlan(const v1::Explanation& explanation, const model::ModelConfig& config,
                 int64_t tokens, v1::DataType dtype) const override {
-    const Setup setup(explanation, config, tokens);
+    const Setup setup(explanation, config, tokens, TargetRow(explanation, config, tokens));
     Plan plan;
     plan.tensors.push_back(
         MakeTensorInfo(std::string(kName),
-                       {IsCode(setup.variant) ? TokensWithout(setup.target, tokens)
+                       {IsCode(setup.variant) ? TokensWithout(setup.target.position, tokens)
                                               : Axis{"input_tokens", tokens, {}}},
                        dtype));
     plan.slices = static_cast<int32_t>(setup.layers * setup.steps_per_layer());
-    constexpr int64_t kRows = 7;  // sum and row in double, their float forms, one vector of input
+    constexpr int64_t kRows = 8;  // sum and row in double, their float forms, two of input
     plan.memory_bytes = setup.attention.memory_bytes() + 4 * kRows * tokens +
-                        Reconstruction::MemoryBytes(config, setup.target + 1);
+                        Reconstruction::MemoryBytes(config, setup.target.prefix);
+    Work layer = setup.attention.work();
+    layer += Reconstruction::RowWork(config, setup.target.prefix);
+    plan.work = setup.layers * layer;
     return plan;
   }
 

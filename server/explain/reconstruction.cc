@@ -7,6 +7,7 @@
 
 #include "server/base/array.h"
 #include "server/kernels/hidden_attention.h"
+#include "server/kernels/scan_backward.h"
 #include "server/kernels/ssd_map.h"
 
 namespace mambascope::explain {
@@ -17,12 +18,6 @@ namespace {
 // models; the excess is room for other machines and longer inputs. A wrong token, decay or channel
 // shows as 1e-3 or more.
 constexpr float kTolerance = 1e-4f;
-
-// How many channels are compared in a layer, so that it costs a few percent of the layer's
-// explanation in all but tiny models. Maps are dearer: MeanMap works on 16 channels at a time even
-// when it is asked for one, and ChannelMaps writes as much as it computes.
-int64_t RowChannels(int64_t d_inner) { return std::clamp<int64_t>(d_inner / 48, 4, 32); }
-int64_t MapChannels(int64_t d_inner) { return std::clamp<int64_t>(d_inner / 384, 1, 4); }
 
 // sum_j map[j] v[j] over a row, in eight partial sums that fill registers.
 double Dot(const float* map, const float* v, int64_t count) {
@@ -41,6 +36,16 @@ double Dot(const float* map, const float* v, int64_t count) {
 
 }  // namespace
 
+// So few that it costs a few percent of the layer's explanation in all but tiny models. Maps are
+// dearer: MeanMap works on 16 channels at a time even when it is asked for one, and ChannelMaps
+// writes as much as it computes.
+int64_t Reconstruction::RowChannels(int64_t d_inner) {
+  return std::clamp<int64_t>(d_inner / 48, 4, 32);
+}
+int64_t Reconstruction::MapChannels(int64_t d_inner) {
+  return std::clamp<int64_t>(d_inner / 384, 1, 4);
+}
+
 Reconstruction::Reconstruction(const Subject& subject)
     : subject_(subject),
       d_inner_(subject.model->config().d_inner),
@@ -53,8 +58,23 @@ Reconstruction::Maps Reconstruction::MapsOf(const LayerAttention& attention) {
 int64_t Reconstruction::MemoryBytes(const model::ModelConfig& config, int64_t prefix) {
   const int64_t channels = RowChannels(config.d_inner);
   constexpr int64_t kThreads = 16, kVectors = 4;
-  return 4 * (prefix * (2 * channels + kAdjointGroup + kVectors) +
+  return 4 * (prefix * (3 * channels + kAdjointGroup + kVectors) +
               config.d_state * (channels + kThreads * kAdjointGroup));
+}
+
+Work Reconstruction::MapsWork(const model::ModelConfig& config, int64_t prefix) {
+  Work work;
+  constexpr double kSideBySide = 16;  // channels that MeanMap computes even for one
+  work.map = static_cast<double>(config.directions() * MapChannels(config.d_inner)) * kSideBySide *
+             static_cast<double>(prefix * (prefix + 1) / 2) * config.d_state;
+  return work;
+}
+
+Work Reconstruction::RowWork(const model::ModelConfig& config, int64_t prefix) {
+  Work work;
+  work.scan = static_cast<double>(config.directions() * prefix) *
+              static_cast<double>(RowChannels(config.d_inner)) * config.d_state;
+  return work;
 }
 
 std::vector<int64_t> Reconstruction::Places(int32_t layer, int64_t count) const {
@@ -65,8 +85,8 @@ std::vector<int64_t> Reconstruction::Places(int32_t layer, int64_t count) const 
   return places;
 }
 
-float Reconstruction::Skip(int32_t layer, int64_t place) const {
-  return subject_.model->weights().layer(layer).branches[0].D[MapOf(place)];
+float Reconstruction::Skip(int32_t layer, int32_t direction, int64_t place) const {
+  return subject_.model->weights().layer(layer).branches[direction].D[MapOf(place)];
 }
 
 int32_t Reconstruction::MapOf(int64_t place) const {
@@ -80,25 +100,37 @@ void Reconstruction::Error::Add(double rebuilt, double recorded) {
   largest = std::max(largest, std::fabs(recorded));
 }
 
-void Reconstruction::Note(int32_t layer, const Error& error, int64_t channels, int64_t rows) {
-  errors_[layer] =
+void Reconstruction::Note(int32_t layer, const Error& error) {
+  const auto relative =
       static_cast<float>(error.largest == 0 ? error.difference : error.difference / error.largest);
-  channels_ = channels;
-  rows_ = rows;
+  const auto [entry, first] = errors_.try_emplace(layer, relative);
+  if (!first && !(relative <= entry->second) && !std::isnan(entry->second)) {
+    entry->second = relative;
+  }
 }
 
 void Reconstruction::CheckMaps(int32_t layer, Maps maps, LayerAttention& attention,
                                float* scratch) {
-  const int64_t tokens = attention.scan().tokens;
-  const auto& trace = subject_.trace->layer(layer);
   const bool by_state = maps == Maps::kStates || maps == Maps::kDecays;
   const std::vector<int64_t> places = Places(layer, by_state ? 1 : MapChannels(d_inner_));
+  channels_ = static_cast<int64_t>(places.size());
+  for (const int32_t direction : attention.directions()) {
+    rows_ = attention.scan(direction).tokens;
+    CheckMapsOf(layer, direction, maps, places, attention, scratch);
+  }
+}
+
+void Reconstruction::CheckMapsOf(int32_t layer, int32_t direction, Maps maps,
+                                 const std::vector<int64_t>& places, LayerAttention& attention,
+                                 float* scratch) {
+  const int64_t tokens = attention.scan(direction).tokens;
+  const auto& trace = subject_.trace->layer(layer, direction);
   Error error;
   std::vector<float> input(tokens);
   std::vector<double> rebuilt(tokens);
   for (const int64_t place : places) {
     const std::array<int32_t, 1> channel = {MapOf(place)};
-    const kernels::ScanParameters scan = attention.Channels(channel);
+    const kernels::ScanParameters scan = attention.Channels(channel, direction);
     const auto x = [&](int64_t j) { return trace.x_checked[j * checked_ + place]; };
     // rebuilt[i] += q[i] sum_j map[i, j] input[j]
     const auto add_map = [&](const float* q, int64_t q_stride) {
@@ -110,7 +142,7 @@ void Reconstruction::CheckMaps(int32_t layer, Maps maps, LayerAttention& attenti
       });
     };
     for (int64_t i = 0; i < tokens; ++i) {
-      rebuilt[i] = static_cast<double>(Skip(layer, place)) * x(i);
+      rebuilt[i] = static_cast<double>(Skip(layer, direction, place)) * x(i);
       input[i] = x(i);
     }
     constexpr std::array<int32_t, 1> kOnly = {0};
@@ -145,13 +177,26 @@ void Reconstruction::CheckMaps(int32_t layer, Maps maps, LayerAttention& attenti
       error.Add(rebuilt[i], trace.y_checked[i * checked_ + place]);
     }
   }
-  Note(layer, error, static_cast<int64_t>(places.size()), tokens);
+  Note(layer, error);
 }
 
-void Reconstruction::CheckRow(int32_t layer, int64_t target, LayerAttention& attention) {
-  const auto& trace = subject_.trace->layer(layer);
+void Reconstruction::CheckRow(int32_t layer, const TargetRow& target,
+                              std::span<const float> weights, LayerAttention& attention) {
   const std::vector<int64_t> places = Places(layer, RowChannels(d_inner_));
+  channels_ = static_cast<int64_t>(places.size());
+  rows_ = 1;
+  for (const int32_t direction : attention.directions()) {
+    CheckRowOf(layer, direction, target, weights, places, attention);
+  }
+}
+
+void Reconstruction::CheckRowOf(int32_t layer, int32_t direction, const TargetRow& target,
+                                std::span<const float> weights, const std::vector<int64_t>& places,
+                                LayerAttention& attention) {
+  const auto& trace = subject_.trace->layer(layer, direction);
   const auto count = static_cast<int64_t>(places.size());
+  const int64_t tokens = attention.scan(direction).tokens;
+  const int64_t row = attention.Place(direction, target.position);
   Error error;
   // Channels of one group at a time: they share B and C.
   for (int64_t begin = 0, end = 0; begin < count; begin = end) {
@@ -160,19 +205,30 @@ void Reconstruction::CheckRow(int32_t layer, int64_t target, LayerAttention& att
     for (; end < count && attention.group_of(MapOf(places[end])) == group; ++end) {
       channels.push_back(MapOf(places[end]));
     }
-    const kernels::ScanParameters scan = attention.Channels(channels);
-    Array<float> rows(scan.tokens * scan.d_inner);
-    kernels::TargetRows(*subject_.pool, scan, target, /*without_target_decay=*/false, rows.data());
+    const kernels::ScanParameters scan = attention.Channels(channels, direction);
+    Array<float> rows(tokens * scan.d_inner);
+    if (target.spread) {
+      for (int64_t i = 0; i < tokens; ++i) {
+        std::fill_n(rows.data() + i * scan.d_inner, scan.d_inner, weights[i]);
+      }
+      kernels::ScanAdjoint(*subject_.pool, scan, rows.data(), rows.data(), /*accumulate=*/false);
+    } else {
+      kernels::TargetRows(*subject_.pool, scan, row, /*without_target_decay=*/false, rows.data());
+    }
     for (int64_t k = begin; k < end; ++k) {
       const float* x = trace.x_checked.data() + places[k];
-      double rebuilt = static_cast<double>(Skip(layer, places[k])) * x[target * checked_];
-      for (int64_t j = 0; j <= target; ++j) {
-        rebuilt += static_cast<double>(rows[j * scan.d_inner + k - begin]) * x[j * checked_];
+      const float* y = trace.y_checked.data() + places[k];
+      const double skip = Skip(layer, direction, places[k]);
+      double rebuilt = 0, recorded = 0;
+      for (int64_t j = 0; j < tokens; ++j) {
+        const double weight = target.spread ? weights[j] : j == row ? 1 : 0;
+        rebuilt += (rows[j * scan.d_inner + k - begin] + weight * skip) * x[j * checked_];
+        if (weight != 0) recorded += weight * y[j * checked_];
       }
-      error.Add(rebuilt, trace.y_checked[target * checked_ + places[k]]);
+      error.Add(rebuilt, recorded);
     }
   }
-  Note(layer, error, count, 1);
+  Note(layer, error);
 }
 
 void Reconstruction::Report(v1::Quality* quality) const {

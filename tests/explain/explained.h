@@ -111,6 +111,7 @@ struct Explained {
   explain::Plan plan;
   std::vector<DeliveredTensor> tensors;  // in the order of the plan
   v1::Quality quality;
+  v1::ExplanationFinished finished;  // what Explaining::Describe adds
 
   const std::vector<float>& values() const { return tensors.at(0).values; }
 };
@@ -194,6 +195,7 @@ inline Explained Explain(Traced& traced, const v1::Explanation& explanation,
   }
   if (!explained.status.ok()) return explained;
   explained.quality = explaining->quality();
+  explaining->Describe(&explained.finished);
   explained.tensors = Join(explained.plan.tensors, sink.events, max_chunk_bytes);
   const auto digests = writer.Finish();
   EXPECT_EQ(digests.size(), explained.tensors.size());

@@ -17,6 +17,7 @@ using testing::Explained;
 using testing::F64;
 using testing::I32;
 using testing::Traced;
+using Options = v1::HiddenAttention;
 
 std::string Folder(const std::string& model) {
   return MAMBASCOPE_SOURCE_DIR "/tests/golden/" + model + "/";
@@ -40,6 +41,18 @@ v1::Explanation OneLayer(v1::Explanation explanation, int layer) {
   return explanation;
 }
 
+// values[a, b, rest] as [b, a, rest].
+std::vector<double> SwapAxes(const std::vector<double>& values, int64_t a, int64_t b) {
+  std::vector<double> swapped(values.size());
+  const auto rest = static_cast<int64_t>(values.size()) / (a * b);
+  for (int64_t i = 0; i < a; ++i) {
+    for (int64_t j = 0; j < b; ++j) {
+      std::copy_n(values.begin() + (i * b + j) * rest, rest, swapped.begin() + (j * a + i) * rest);
+    }
+  }
+  return swapped;
+}
+
 class Golden : public ::testing::TestWithParam<std::string> {
  protected:
   Golden() : model_(testing::LoadModel(Folder(GetParam()))) {
@@ -47,7 +60,9 @@ class Golden : public ::testing::TestWithParam<std::string> {
         nlohmann::json::parse(testing::ReadBytes(Folder(GetParam()) + "inputs.json"));
     for (const auto& [name, input] : inputs.at("inputs").items()) {
       traced_[name] =
-          std::make_unique<Traced>(*model_, input.at("tokens").get<std::vector<int32_t>>());
+          input.contains("tokens")
+              ? std::make_unique<Traced>(*model_, input.at("tokens").get<std::vector<int32_t>>())
+              : std::make_unique<Traced>(*model_, Image(name));
     }
   }
   ~Golden() override {
@@ -56,6 +71,27 @@ class Golden : public ::testing::TestWithParam<std::string> {
       std::printf("%s: largest error of class %c: %.2e s\n", GetParam().c_str(), tolerance_class,
                   worst);
     }
+  }
+
+  std::vector<float> Image(const std::string& name) const {
+    const std::vector<float> images = testing::F32(
+        testing::ReadSafetensors(Folder(GetParam()) + "images.safetensors").begin()->second);
+    const auto half = static_cast<int64_t>(images.size()) / 2;
+    const auto begin = images.begin() + (name == "image1" ? half : 0);
+    return {begin, begin + half};
+  }
+
+  // The target's row of a map: of one that reads every row equally their mean.
+  std::vector<double> TargetRow(const std::vector<double>& map, int64_t L) const {
+    const model::ModelConfig& config = model_->config();
+    const int64_t target =
+        config.family == model::Family::kVim ? config.vision.class_position() : L - 1;
+    if (!config.mean_pooled()) {
+      return {map.begin() + target * L, map.begin() + (target + 1) * L};
+    }
+    std::vector<double> mean(L, 0);
+    for (int64_t e = 0; e < L * L; ++e) mean[e % L] += map[e] / static_cast<double>(L);
+    return mean;
   }
 
   void Compare(const std::vector<float>& values, const std::vector<double>& golden,
@@ -71,8 +107,9 @@ class Golden : public ::testing::TestWithParam<std::string> {
     worst_[tolerance] = std::max(worst_[tolerance], worst);
   }
 
-  // Maps of all channels, 64 at a time, joined. The layer's last request is remembered.
-  std::vector<float> AllChannels(Traced& traced, int layer, v1::Part part) {
+  // Maps of all channels, 64 at a time, joined.
+  std::vector<float> AllChannels(Traced& traced, int layer, v1::Part part,
+                                 Options::Direction direction = Options::DIRECTION_UNSPECIFIED) {
     const int d_inner = model_->config().maps();
     std::vector<float> joined;
     for (int begin = 0; begin < d_inner; begin += 64) {
@@ -85,6 +122,7 @@ class Golden : public ::testing::TestWithParam<std::string> {
       for (int c = begin; c < std::min(begin + 64, d_inner); ++c) {
         explanation.mutable_hidden_attention()->add_channels(c);
       }
+      explanation.mutable_hidden_attention()->set_direction(direction);
       const Explained explained = Explain(traced, explanation);
       EXPECT_TRUE(explained.status.ok()) << explained.status;
       if (part == v1::PART_Q || part == v1::PART_K) {  // [L, channels, N] to [channels, L, N]
@@ -103,22 +141,30 @@ class Golden : public ::testing::TestWithParam<std::string> {
     return joined;
   }
 
+  // Unified maps of all channels [d_inner, L, L], and their constants [d_inner, L].
+  std::pair<std::vector<float>, std::vector<float>> UnifiedMaps(Traced& traced, int layer) {
+    const int d_inner = model_->config().d_inner;
+    std::vector<float> maps, constants;
+    for (int begin = 0; begin < d_inner; begin += 64) {
+      v1::Explanation explanation = OneLayer(HiddenAttention(v1::REDUCTION_CHANNELS), layer);
+      explanation.mutable_hidden_attention()->set_scope(Options::SCOPE_MIXER);
+      for (int c = begin; c < std::min(begin + 64, d_inner); ++c) {
+        explanation.mutable_hidden_attention()->add_channels(c);
+      }
+      const Explained explained = Explain(traced, explanation);
+      EXPECT_TRUE(explained.status.ok()) << explained.status;
+      EXPECT_TRUE(explained.quality.within_tolerance()) << explained.quality.ShortDebugString();
+      maps.insert(maps.end(), explained.values().begin(), explained.values().end());
+      const std::vector<float>& part = explained.tensors.at(1).values;
+      constants.insert(constants.end(), part.begin(), part.end());
+    }
+    return {maps, constants};
+  }
+
   std::unique_ptr<const model::MambaModel> model_;
   std::map<std::string, std::unique_ptr<Traced>> traced_;
   std::map<char, double> worst_;
 };
-
-// values[a, b, rest] as [b, a, rest].
-std::vector<double> SwapAxes(const std::vector<double>& values, int64_t a, int64_t b) {
-  std::vector<double> swapped(values.size());
-  const auto rest = static_cast<int64_t>(values.size()) / (a * b);
-  for (int64_t i = 0; i < a; ++i) {
-    for (int64_t j = 0; j < b; ++j) {
-      std::copy_n(values.begin() + (i * b + j) * rest, rest, swapped.begin() + (j * a + i) * rest);
-    }
-  }
-  return swapped;
-}
 
 TEST_P(Golden, HiddenAttention) {
   int compared = 0;
@@ -133,7 +179,6 @@ TEST_P(Golden, HiddenAttention) {
     const std::string what = rest.substr(rest.find('/') + 1);
     const int64_t L = traced.trace.tokens, D = model_->config().maps(),
                   N = model_->config().d_state;
-    if (what.substr(0, 7) == "unified") continue;  // scope MIXER
     ++compared;
     if (what == "mean" || what == "absmean") {
       const auto how = what == "mean" ? v1::REDUCTION_UNSPECIFIED : v1::REDUCTION_ABS_MEAN;
@@ -153,6 +198,31 @@ TEST_P(Golden, HiddenAttention) {
       Compare(Explain(traced, explanation).values(), F64(tensor), 'M');
     } else if (what == "alpha") {
       Compare(AllChannels(traced, layer, v1::PART_ALPHA), F64(tensor), 'M');
+    } else if (what == "alpha_fwd") {
+      Compare(AllChannels(traced, layer, v1::PART_ALPHA, Options::DIRECTION_FORWARD), F64(tensor),
+              'M');
+    } else if (what == "alpha_bwd") {
+      Compare(AllChannels(traced, layer, v1::PART_ALPHA, Options::DIRECTION_BACKWARD), F64(tensor),
+              'M');
+    } else if (what == "unified" || what == "unified_const") {
+      const auto [maps, constants] = UnifiedMaps(traced, layer);
+      if (what == "unified") {
+        Compare(maps, F64(tensor), 'M');
+      } else {  // [L, D] to [D, L]
+        Compare(constants, SwapAxes(F64(tensor), L, model_->config().d_inner), 'M');
+      }
+    } else if (what == "unified_mean" || what == "unified_absmean") {
+      v1::Explanation explanation = OneLayer(
+          HiddenAttention(what == "unified_mean" ? v1::REDUCTION_MEAN : v1::REDUCTION_ABS_MEAN),
+          layer);
+      explanation.mutable_hidden_attention()->set_scope(Options::SCOPE_MIXER);
+      const Explained all = Explain(traced, explanation);
+      EXPECT_TRUE(all.quality.within_tolerance()) << all.quality.ShortDebugString();
+      Compare(all.values(), F64(tensor), 'M');
+      explanation.mutable_hidden_attention()->set_rows(v1::ROWS_TARGET);
+      const Explained row = Explain(traced, explanation);
+      EXPECT_TRUE(row.quality.within_tolerance()) << row.quality.ShortDebugString();
+      Compare(row.values(), TargetRow(F64(tensor), L), 'M');
     } else if (what == "alpha_relu") {
       Compare(AllChannels(traced, layer, v1::PART_RELU), F64(tensor), 'M');
     } else if (what == "Q" || what == "K") {  // [L, D, N]
@@ -164,7 +234,16 @@ TEST_P(Golden, HiddenAttention) {
       v1::Explanation explanation =
           OneLayer(HiddenAttention(v1::REDUCTION_UNSPECIFIED, v1::PART_STATE), layer);
       explanation.mutable_hidden_attention()->add_channels(0);
-      Compare(Explain(traced, explanation).values(), F64(tensor), 'M');
+      if (model_->config().directions() == 1) {
+        Compare(Explain(traced, explanation).values(), F64(tensor), 'M');
+      } else {  // the golden holds the sum of both
+        explanation.mutable_hidden_attention()->set_direction(Options::DIRECTION_FORWARD);
+        std::vector<float> sum = Explain(traced, explanation).values();
+        explanation.mutable_hidden_attention()->set_direction(Options::DIRECTION_BACKWARD);
+        const std::vector<float> backward = Explain(traced, explanation).values();
+        for (size_t e = 0; e < sum.size(); ++e) sum[e] += backward[e];
+        Compare(sum, F64(tensor), 'M');
+      }
     } else {
       FAIL() << "unknown tensor";
     }
@@ -219,16 +298,42 @@ TEST_P(Golden, RawAttentionAndRollout) {
       options->clear_rows();
       const Explained target = Explain(traced, explanation);
       const std::vector<double> all = F64(tensor);
-      Compare(target.values(), {all.end() - traced.trace.tokens, all.end()}, tolerance);
+      Compare(target.values(), TargetRow(all, traced.trace.tokens), tolerance);
     }
   }
-  EXPECT_GE(compared, 2 * 3 * 10);
+  EXPECT_GE(compared, 2 * 2 * 10);
+}
+
+TEST_P(Golden, MapStatistics) {
+  int compared = 0;
+  const auto golden = testing::ReadSafetensors(Folder(GetParam()) + "evaluation.safetensors");
+  for (const auto& [name, tensor] : golden) {
+    SCOPED_TRACE(name);
+    const std::string input = name.substr(0, name.find('/'));
+    const std::string rest = name.substr(input.size() + 1);
+    if (rest.substr(0, 11) != "statistics/") continue;
+    ++compared;
+    const bool absolute = rest.find("absmean") != std::string::npos;
+    const Explained explained =
+        Explain(*traced_.at(input),
+                HiddenAttention(absolute ? v1::REDUCTION_ABS_MEAN : v1::REDUCTION_MEAN));
+    const v1::MapStatistics& statistics = explained.finished.statistics();
+    ASSERT_EQ(statistics.layers_size(), model_->config().layers);
+    const std::string what = rest.substr(rest.rfind('/') + 1);
+    const auto& values = what == "first_share"      ? statistics.first_share()
+                         : what == "diagonal_share" ? statistics.diagonal_share()
+                         : what == "entropy"        ? statistics.entropy()
+                                                    : statistics.mean_distance();
+    Compare({values.begin(), values.end()}, F64(tensor), 'M');
+  }
+  EXPECT_GE(compared, 2 * 4);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Golden,
                          ::testing::Values("mamba1-tiny", "mamba1-odd", "mamba1-identity-conv",
                                            "falcon-mamba-tiny", "mamba2-tiny", "mamba2-odd",
-                                           "mamba2-relu", "mamba2-classifier-tiny"),
+                                           "mamba2-relu", "mamba2-classifier-tiny",
+                                           "mamba1-classifier-tiny", "vim-tiny"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
