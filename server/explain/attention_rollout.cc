@@ -178,7 +178,8 @@ class Explainer : public Explaining {
       }
       case Setup::Kind::kCodeRow:
         attention.AddExtremes(step, setup_.target.position,
-                              setup_.variant == v1::VARIANT_CODE_QUIRKS, added_, &extremes_);
+                              setup_.variant == v1::VARIANT_CODE_QUIRKS, /*positive=*/false, added_,
+                              &extremes_);
         if (last_piece) return MultiplyByRepeatedRow(layer);
         break;
       case Setup::Kind::kMapRow:

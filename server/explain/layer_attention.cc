@@ -291,17 +291,18 @@ void LayerAttention::AddRowSums(int64_t piece, std::span<double> out) {
   }
 }
 
-void LayerAttention::AddExtremes(int64_t piece, int64_t target, bool quirks, std::span<double> mean,
-                                 Extremes* extremes) {
+void LayerAttention::AddExtremes(int64_t piece, int64_t target, bool quirks, bool positive,
+                                 std::span<double> mean, Extremes* extremes) {
   const auto members = Members(piece);
   const float* rows = Rows(members, target, quirks);
   const auto count = static_cast<int64_t>(members.size());
-  if (piece == 0) *extremes = {rows[0], rows[0]};
+  const auto read = [&](int64_t at) { return positive ? std::max(rows[at], 0.0f) : rows[at]; };
+  if (piece == 0) *extremes = {read(0), read(0)};
   const double scale = 1.0 / static_cast<double>(pieces_.channels);
   for (int64_t j = 0; j < prefix_; ++j) {
     double sum = 0;
     for (int64_t c = 0; c < count; ++c) {
-      const float value = rows[j * count + c];
+      const float value = read(j * count + c);
       sum += value;
       extremes->low = std::min(extremes->low, value);
       extremes->high = std::max(extremes->high, value);

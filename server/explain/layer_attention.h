@@ -86,12 +86,12 @@ class LayerAttention {
   // out[i] += sum_j Abar[i, j]; not for ABS_MEAN.
   void AddRowSums(int64_t piece, std::span<double> out);
   // Row `target` of alpha as it is: adds to the mean over channels and widens [low, high] to the
-  // extreme entries of all channels. `quirks`: see kernels::TargetRows.
+  // extreme entries of all channels. `quirks`: see kernels::TargetRows; `positive`: of alpha^+.
   struct Extremes {
     float low = 0, high = 0;
   };
-  void AddExtremes(int64_t piece, int64_t target, bool quirks, std::span<double> mean,
-                   Extremes* extremes);
+  void AddExtremes(int64_t piece, int64_t target, bool quirks, bool positive,
+                   std::span<double> mean, Extremes* extremes);
 
   // The scans that take part: 0 the forward one, 1 Vim's backward one.
   std::span<const int32_t> directions() const { return directions_; }

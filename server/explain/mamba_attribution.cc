@@ -1,6 +1,7 @@
 // Mamba-Attribution: rollout of (gradient x hidden attention)^+ (methods.md, section 4; The Hidden
 // Attention of Mamba Models, arXiv 2403.01590, section 4.2). The clamp is not linear, so that each
-// layer's whole map is made; a row is carried through them from the last layer down.
+// layer's whole map is made; a row is carried through them from the last layer down. The published
+// vision notebook (CODE) has one row for all rows of a layer, and the stream's gradient.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -14,6 +15,7 @@
 #include "server/explain/method.h"
 #include "server/explain/options.h"
 #include "server/explain/reconstruction.h"
+#include "server/explain/target_row.h"
 
 namespace mambascope::explain {
 namespace {
@@ -31,20 +33,20 @@ ChannelReduction Mean() { return {v1::REDUCTION_MEAN, {}, 0}; }
 struct Setup {
   Setup(const v1::Explanation& explanation, const model::ModelConfig& config, int64_t length)
       : tokens(length),
-        target(PositionOf(explanation, config, length)),
-        prefix(ReadTokens(config, target, length)),
+        row(explanation, config, length),
         options(explanation.mamba_attribution()),
         layers(config.layers - options.start_layer()),
         variant(VariantOf(options.variant())),
-        stride(model::SequenceTrace::StreamStride(config, prefix)),
+        stride(model::SequenceTrace::StreamStride(config, row.prefix)),
         gradient_slices(GradientWalk::Slices(config, stride)),
         attention(Mean(),
                   IsCode(variant) ? LayerAttention::Want::kChannelRows : LayerAttention::Want::kMap,
-                  /*relu=*/false, config, tokens, prefix) {}
+                  /*relu=*/false, config, tokens, row.prefix) {}
 
   int64_t slices() const { return gradient_slices + layers * attention.pieces(); }
 
-  int64_t tokens, target, prefix;
+  int64_t tokens;
+  TargetRow row;
   Options options;
   int32_t layers;
   v1::Variant variant;
@@ -61,24 +63,35 @@ class Explainer : public Explaining {
         walk_(subject, BackwardRule::kGradient, setup_.stride),
         reconstruction_(subject) {
     const std::vector<float> start = RowWeights(subject);
-    row_.assign(start.begin(), start.begin() + setup_.prefix);
+    row_.assign(start.begin(), start.begin() + setup_.row.prefix);
   }
 
   absl::Status Step(TensorWriter& writer) override {
     const int64_t step = next_++;
     if (step < setup_.gradient_slices) return walk_.Step();
     MS_CHECK(walk_.done());
-    if (map_.empty()) map_ = Array<float>(setup_.prefix * setup_.prefix);
+    if (!IsCode(setup_.variant) && map_.empty())
+      map_ = Array<float>(setup_.row.prefix * setup_.row.prefix);
     LayerAttention& attention = setup_.attention;
     const int64_t done = (step - setup_.gradient_slices) / attention.pieces();
     const int64_t piece = (step - setup_.gradient_slices) % attention.pieces();
     const auto layer =
         static_cast<int32_t>(setup_.options.start_layer() + setup_.layers - 1 - done);
-    if (piece == 0) attention.Open(subject_, layer);
-    attention.AddMap(piece, map_.data());
-    if (piece + 1 < attention.pieces()) return absl::OkStatus();
-    Multiply(layer);
-    reconstruction_.CheckMaps(layer, Reconstruction::MapsOf(attention), attention, map_.data());
+    if (piece == 0) {
+      attention.Open(subject_, layer);
+      mean_.assign(setup_.row.prefix, 0);
+    }
+    const bool last_piece = piece + 1 == attention.pieces();
+    if (IsCode(setup_.variant)) {
+      attention.AddExtremes(piece, setup_.row.position, setup_.variant == v1::VARIANT_CODE_QUIRKS,
+                            /*positive=*/true, mean_, &extremes_);
+      if (last_piece) MultiplyByRepeatedRow(layer);
+    } else {
+      attention.AddMap(piece, map_.data());
+      if (last_piece) Multiply(layer);
+    }
+    if (!last_piece) return absl::OkStatus();
+    CheckLayer(layer);
     return done + 1 < setup_.layers ? absl::OkStatus() : Write(writer);
   }
 
@@ -90,11 +103,41 @@ class Explainer : public Explaining {
   }
 
  private:
-  bool row_sums() const { return setup_.options.normalization() == Rollout::NORMALIZATION_ROW_SUM; }
+  bool row_sums() const {
+    return IsCode(setup_.variant) ||
+           setup_.options.normalization() == Rollout::NORMALIZATION_ROW_SUM;
+  }
+
+  void CheckLayer(int32_t layer) {
+    LayerAttention& attention = setup_.attention;
+    if (IsCode(setup_.variant)) {
+      reconstruction_.CheckRow(layer, setup_.row, setup_.row.Weights(subject_), attention);
+    } else {
+      reconstruction_.CheckMaps(layer, Reconstruction::MapsOf(attention), attention, map_.data());
+    }
+  }
+
+  // row <- row (I + 1 a), every row divided by 1 + sum a, with a = mean_d minmax(alpha^+) times
+  // minmax of the stream's largest positive gradient.
+  void MultiplyByRepeatedRow(int32_t layer) {
+    const int64_t L = setup_.row.prefix;
+    const float* peak = walk_.result().stream_peak.data() + layer * L;
+    const auto [low, high] = std::minmax_element(peak, peak + L);
+    const double range = double{extremes_.high} - extremes_.low, peak_range = double{*high} - *low;
+    double total = 0, mass = 0;
+    for (int64_t j = 0; j < L; ++j) {
+      const double of_map = range == 0 ? 0 : (mean_[j] - extremes_.low) / range;
+      mean_[j] = peak_range == 0 ? 0 : of_map * (peak[j] - *low) / peak_range;
+      total += mean_[j];
+      mass += row_[j];
+    }
+    for (int64_t j = 0; j < L; ++j) row_[j] = (row_[j] + mass * mean_[j]) / (1 + total);
+    smallest_row_sum_ = std::min(smallest_row_sum_, 1 + total);
+  }
 
   // (gradient x map)^+ in place, and the sums of its rows with the identity's 1.
   void Weigh(int32_t layer) {
-    const int64_t L = setup_.prefix;
+    const int64_t L = setup_.row.prefix;
     const float* gradient = walk_.result().gated_mean.data() + layer * L;
     const bool output = setup_.options.broadcast() == Options::BROADCAST_OUTPUT;
     sums_.resize(L);
@@ -113,7 +156,7 @@ class Explainer : public Explaining {
 
   // row <- row (I + (gradient x map)^+), its rows divided by their sums if asked: never below 1.
   void Multiply(int32_t layer) {
-    const int64_t L = setup_.prefix;
+    const int64_t L = setup_.row.prefix;
     Weigh(layer);
     if (row_sums()) {
       for (int64_t i = 0; i < L; ++i) {
@@ -135,9 +178,15 @@ class Explainer : public Explaining {
   absl::Status Write(TensorWriter& writer) {
     std::vector<float> values(row_.begin(), row_.end());
     RETURN_IF_ERROR(CheckFinite(kName, setup_.options.start_layer(), values));
+    if (IsCode(setup_.variant)) {  // without the target's own entry
+      values.erase(values.begin() + setup_.row.position);
+      for (float& value : values) value = std::max(value, 0.0f);
+      WriteRow(writer, kName, values, setup_.tokens - 1);
+      return absl::OkStatus();
+    }
     WriteRow(writer, kName, values, setup_.tokens);
     const std::vector<float> self = RowWeights(subject_);
-    for (int64_t j = 0; j < setup_.prefix; ++j) {
+    for (int64_t j = 0; j < setup_.row.prefix; ++j) {
       values[j] = static_cast<float>(row_[j] - self[j]);
     }
     WriteRow(writer, kWithoutSelf, values, setup_.tokens);
@@ -153,6 +202,8 @@ class Explainer : public Explaining {
   Array<float> map_;          // of a layer
   std::vector<double> row_;   // of the product so far
   std::vector<double> sums_;  // of the rows of a layer
+  std::vector<double> mean_;  // CODE: of a layer's target row over channels
+  LayerAttention::Extremes extremes_;
   double smallest_row_sum_ = std::numeric_limits<double>::infinity();
 };
 
@@ -161,8 +212,7 @@ class MambaAttribution : public Method {
   absl::string_view name() const override { return kName; }
 
   void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
-                int64_t /*tokens*/, const std::string& field,
-                Violations& violations) const override {
+                int64_t tokens, const std::string& field, Violations& violations) const override {
     const Options& options = explanation.mamba_attribution();
     CheckEnum(Options::Broadcast_IsValid(options.broadcast()), options.broadcast(),
               field + ".broadcast", violations);
@@ -170,27 +220,41 @@ class MambaAttribution : public Method {
     CheckEnum(Rollout::Normalization_IsValid(options.normalization()), options.normalization(),
               field + ".normalization", violations);
     CheckVariant(options.variant(), v1::REDUCTION_MEAN, field, violations);
+    CheckOneRow(options.variant(), explanation, config, tokens, field, violations);
+    if (!IsCode(options.variant())) return;
+    const std::string& variant = v1::Variant_Name(options.variant());
+    if (options.broadcast() != Options::BROADCAST_UNSPECIFIED) {
+      violations.Add(field + ".broadcast", absl::StrCat("does not go with ", variant));
+    }
+    if (options.normalization() != Rollout::NORMALIZATION_UNSPECIFIED) {
+      violations.Add(
+          field + ".normalization",
+          absl::StrCat("does not go with ", variant, ", which always divides rows by their sums"));
+    }
   }
 
   Plan MakePlan(const v1::Explanation& explanation, const model::ModelConfig& config,
                 int64_t tokens, v1::DataType dtype) const override {
     const Setup setup(explanation, config, tokens);
     Plan plan;
+    const bool code = IsCode(setup.variant);
     for (const absl::string_view tensor : {kName, kWithoutSelf}) {
-      plan.tensors.push_back(
-          MakeTensorInfo(std::string(tensor), {{"input_tokens", tokens, {}}}, dtype));
+      if (code && tensor == kWithoutSelf) break;
+      const Axis axis =
+          code ? TokensWithout(setup.row.position, tokens) : Axis{"input_tokens", tokens, {}};
+      plan.tensors.push_back(MakeTensorInfo(std::string(tensor), {axis}, dtype));
       plan.tensors.back().set_nonnegative(true);
     }
     plan.slices = static_cast<int32_t>(setup.slices());
     plan.streams = true;
     const int64_t walk =
-        GradientWalk::MemoryBytes(config, setup.prefix, setup.stride, BackwardRule::kGradient);
-    const int64_t maps = setup.attention.memory_bytes() + 4 * setup.prefix * setup.prefix +
-                         Reconstruction::MemoryBytes(config, setup.prefix);
+        GradientWalk::MemoryBytes(config, setup.row.prefix, setup.stride, BackwardRule::kGradient);
+    const int64_t maps = setup.attention.memory_bytes() +
+                         (code ? 0 : 4 * setup.row.prefix * setup.row.prefix) +
+                         Reconstruction::MemoryBytes(config, setup.row.prefix);
     plan.memory_bytes = walk + maps + 64 * tokens;
-    plan.work.forward_tokens = GradientWalk::ForwardTokens(config, setup.prefix, setup.stride);
-    plan.work.map = 0.5 * static_cast<double>(setup.prefix) * static_cast<double>(setup.prefix) *
-                    config.maps() * config.d_state * setup.layers;
+    plan.work.forward_tokens = GradientWalk::ForwardTokens(config, setup.row.prefix, setup.stride);
+    plan.work += setup.layers * setup.attention.work();
     return plan;
   }
 

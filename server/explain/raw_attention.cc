@@ -64,7 +64,8 @@ class Explainer : public Explaining {
       attention.Rank(step);
     } else if (IsCode(setup_.variant)) {
       attention.AddExtremes(piece, setup_.target.position,
-                            setup_.variant == v1::VARIANT_CODE_QUIRKS, row_, &extremes_);
+                            setup_.variant == v1::VARIANT_CODE_QUIRKS, /*positive=*/false, row_,
+                            &extremes_);
     } else {
       attention.AddRow(piece, setup_.target.position, weights_, row_);
     }
