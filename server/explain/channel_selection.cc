@@ -6,15 +6,24 @@
 
 namespace mambascope::explain {
 
+kernels::ScanParameters OfGroup(const kernels::ScanParameters& scan, int64_t groups,
+                                std::span<const int32_t> channels) {
+  const int64_t of_group = scan.d_inner / groups, group = channels.front() / of_group;
+  for (const int32_t channel : channels) MS_CHECK(channel / of_group == group);
+  kernels::ScanParameters shifted = scan;
+  shifted.B += group * scan.d_state;
+  shifted.C += group * scan.d_state;
+  return shifted;
+}
+
 kernels::ScanParameters ChannelSelection::Of(const kernels::ScanParameters& scan, int64_t groups,
                                              std::span<const int32_t> channels) {
   const auto count = static_cast<int64_t>(channels.size());
-  const int64_t all = scan.d_inner, of_group = all / groups;
+  const int64_t all = scan.d_inner;
   bool adjacent = true;
   for (int64_t c = 0; c < count; ++c) adjacent = adjacent && channels[c] == channels[0] + c;
   if (adjacent && count == all && groups == 1) return scan;
-  const int64_t group = channels.front() / of_group;
-  for (const int32_t channel : channels) MS_CHECK(channel / of_group == group);
+  kernels::ScanParameters selected = OfGroup(scan, groups, channels);
 
   delta_.Reserve(count * scan.tokens);
   A_.Reserve(count * scan.d_state);
@@ -29,12 +38,9 @@ kernels::ScanParameters ChannelSelection::Of(const kernels::ScanParameters& scan
     gather(scan.delta + i * all, delta_.data() + i * count);
   }
   for (int64_t n = 0; n < scan.d_state; ++n) gather(scan.A + n * all, A_.data() + n * count);
-  kernels::ScanParameters selected = scan;
   selected.d_inner = count;
   selected.delta = delta_.data();
   selected.A = A_.data();
-  selected.B += group * scan.d_state;
-  selected.C += group * scan.d_state;
   return selected;
 }
 

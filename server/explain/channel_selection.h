@@ -8,6 +8,11 @@
 
 namespace mambascope::explain {
 
+// The scan with the B and C of the `channels`, all of one of the `groups` (an invariant), for the
+// kernels that take a list of channels: nothing is copied.
+kernels::ScanParameters OfGroup(const kernels::ScanParameters& scan, int64_t groups,
+                                std::span<const int32_t> channels);
+
 // Some of a scan's channels side by side, as the map kernels want them.
 class ChannelSelection {
  public:

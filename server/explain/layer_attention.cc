@@ -91,9 +91,7 @@ int64_t LayerAttention::memory_bytes() const {
   if (headed_) scratch = prefix_ * maps_ + kThreads * 64 * (maps_ + 128);
   if (makes_maps()) {
     if (!headed_) scratch = std::max(scratch, MapScratch(prefix_, d_state_));
-    if (pieces_.count() > 1 || directions_.back() == 1 || row_by_maps()) {
-      floats += prefix_ * prefix_;
-    }
+    if (directions_.back() == 1 || row_by_maps()) floats += prefix_ * prefix_;
     if (both() && absolute()) floats += 6 * prefix_;
   } else {
     // Rows of a piece, or the kernels' sums over channel groups; a last incomplete group; states.
@@ -166,7 +164,8 @@ void LayerAttention::Rank(int64_t piece) {
   if (piece + 1 == rank_.count()) channels_ = LargestFirst(mass_, reduction_.top_k);
 }
 
-void LayerAttention::MakeMap(std::span<const int32_t> members, int32_t direction, float* map) {
+void LayerAttention::MakeMap(std::span<const int32_t> members, int32_t direction,
+                             const kernels::MapPart& part, float* map) {
   if (headed_) {
     const kernels::ScanParameters& scan = scans_[0].prefix;
     const kernels::SsdMapInputs heads{prefix_, maps_,  groups_, d_state_,      scan.delta,
@@ -174,21 +173,23 @@ void LayerAttention::MakeMap(std::span<const int32_t> members, int32_t direction
     (absolute() ? kernels::SsdAbsMeanMap : kernels::SsdMeanMap)(*pool_, heads, map);
     return;
   }
-  (absolute() ? kernels::AbsMeanMap : kernels::MeanMap)(*pool_, Channels(members, direction), map);
+  const kernels::ScanParameters scan = OfGroup(scans_[direction].prefix, groups_, members);
+  (absolute() ? kernels::PartOfAbsMeanMap : kernels::PartOfMeanMap)(*pool_, scan, part, map);
 }
 
 void LayerAttention::AddMap(int64_t piece, float* map) {
   const auto members = Members(piece);
-  bool overwrite = piece == 0;
+  bool add = piece > 0;
   for (const int32_t direction : directions_) {
-    const bool direct = overwrite && pieces_.count() == 1 && direction == 0;
-    if (!direct) part_.Reserve(prefix_ * prefix_);
-    MakeMap(members, direction, direct ? map : part_.data());
-    if (!direct) {
-      AddPart(*pool_, part_.data(), prefix_ * prefix_, static_cast<float>(Weight(members)),
-              direction == 1, overwrite, map);
+    const kernels::MapPart part = {members, pieces_.channels, add && direction == 0};
+    if (direction == 0) {
+      MakeMap(members, 0, part, map);
+    } else {
+      part_.Reserve(prefix_ * prefix_);
+      MakeMap(members, 1, part, part_.data());
+      AddPart(*pool_, part_.data(), prefix_ * prefix_, 1.0f, /*turned=*/true, !add, map);
     }
-    overwrite = false;
+    add = true;
   }
   if (both() && absolute()) SetDiagonal(piece, members, map);
 }
@@ -242,11 +243,11 @@ void LayerAttention::AddRow(int64_t piece, int64_t target, std::span<const float
   const auto count = static_cast<int64_t>(members.size());
   if (row_by_maps()) {
     part_.Reserve(prefix_ * prefix_);
-    MakeMap(members, 0, part_.data());  // rows are spread where there is one scan only
-    const double weight = Weight(members);
+    // Rows are spread where there is one scan only.
+    MakeMap(members, 0, {members, pieces_.channels, false}, part_.data());
     pool_->Split(prefix_, 16, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < prefix_; ++i) {
-        const double scale = weight * v[i];
+        const double scale = v[i];
         const int64_t last = std::min(end, i + 1);
         for (int64_t j = begin; j < last; ++j) row[j] += scale * part_[i * prefix_ + j];
       }
@@ -275,7 +276,8 @@ void LayerAttention::AddAdjoint(int64_t piece, const float* v, std::span<double>
       std::reverse_copy(v, v + prefix_, turned_.data());
       input = turned_.data();
     }
-    kernels::MeanAdjoint(*pool_, Channels(members, direction), {}, input, part_.data());
+    kernels::MeanAdjoint(*pool_, OfGroup(scans_[direction].prefix, groups_, members), members,
+                         input, part_.data());
     for (int64_t j = 0; j < prefix_; ++j) out[j] += weight * part_[Place(direction, j)];
   }
 }
@@ -286,7 +288,8 @@ void LayerAttention::AddRowSums(int64_t piece, std::span<double> out) {
   const double weight = Weight(members);
   part_.Reserve(prefix_);
   for (const int32_t direction : directions_) {
-    kernels::MeanForward(*pool_, Channels(members, direction), {}, ones.data(), part_.data());
+    kernels::MeanForward(*pool_, OfGroup(scans_[direction].prefix, groups_, members), members,
+                         ones.data(), part_.data());
     for (int64_t i = 0; i < prefix_; ++i) out[i] += weight * part_[Place(direction, i)];
   }
 }

@@ -120,8 +120,9 @@ class LayerAttention {
   bool both() const { return directions_.size() == 2; }
   bool row_by_maps() const { return want_ == Want::kRow && spread_ && absolute(); }
   bool makes_maps() const { return want_ == Want::kMap || row_by_maps(); }
-  // The mean over `members` of one direction's maps, tokens in its own order.
-  void MakeMap(std::span<const int32_t> members, int32_t direction, float* map);
+  // A part of the mean map of one direction, tokens in its own order; `members` are the part's.
+  void MakeMap(std::span<const int32_t> members, int32_t direction, const kernels::MapPart& part,
+               float* map);
   // Calls use(i, c, forward, backward) with alpha[members[c], i, i] of both scans, i < tokens.
   template <class Use>
   void ForEachOwn(std::span<const int32_t> members, int64_t tokens, const Use& use);

@@ -21,7 +21,9 @@ class ChannelGroup {
   // Channels `first` .. of the list. Reads the scan's own delta where it can and copies otherwise.
   ChannelGroup(const ScanParameters& scan, std::span<const int32_t> channels, int64_t first,
                int64_t width)
-      : count_(std::min(width, ChannelCount(scan, channels) - first)), A_(scan.d_state * width) {
+      : width_(width),
+        count_(std::min(width, ChannelCount(scan, channels) - first)),
+        A_(scan.d_state * width) {
     const auto channel = [&](int64_t c) {
       return channels.empty() ? first + c : channels[first + c];
     };
@@ -31,8 +33,10 @@ class ChannelGroup {
         A_[n * width + c] = c < count_ ? scan.A[n * scan.d_inner + channel(c)] * kLog2E : 0.0f;
       }
     }
-    if (channels.empty() && count_ == width) {
-      delta_ = scan.delta + first;
+    bool neighbours = count_ == width;
+    for (int64_t c = 0; c < count_; ++c) neighbours = neighbours && channel(c) == channel(0) + c;
+    if (neighbours) {
+      delta_ = scan.delta + channel(0);
       stride_ = scan.d_inner;
       return;
     }
@@ -46,12 +50,13 @@ class ChannelGroup {
     stride_ = width;
   }
 
+  int64_t width() const { return width_; }
   int64_t count() const { return count_; }  // channels that are there
   const float* delta(int64_t token) const { return delta_ + token * stride_; }  // [width]
   const float* A() const { return A_.data(); }  // [d_state, width], times log2(e)
 
  private:
-  int64_t count_;
+  int64_t width_, count_;
   Array<float> A_, copy_;
   const float* delta_;
   int64_t stride_;

@@ -51,6 +51,20 @@ void StateMaps(ThreadPool& pool, const ScanParameters& scan, int32_t channel,
 void DecayMaps(ThreadPool& pool, const ScanParameters& scan, int32_t channel,
                std::span<const int32_t> states, float* decay);
 
+// A mean over channels that is made piece by piece: one piece's channels, all when empty, and the
+// number of channels that the mean is over. `add` adds to what `map` holds instead of overwriting.
+struct MapPart {
+  std::span<const int32_t> channels;
+  int64_t of = 1;
+  bool add = false;
+};
+
+// map (+)= sum over the part's channels of alpha / of, or of |alpha| / of. Neighbouring channels in
+// ascending order are read in place. [tokens, tokens]
+void PartOfMeanMap(ThreadPool& pool, const ScanParameters& scan, const MapPart& part, float* map);
+void PartOfAbsMeanMap(ThreadPool& pool, const ScanParameters& scan, const MapPart& part,
+                      float* map);
+
 // mass[d] = sum_ij |alpha[d, i, j]|, [d_inner], what TOP_K ranks by.  L^2 D N / 2.
 void ChannelMass(ThreadPool& pool, const ScanParameters& scan, float* mass);
 

@@ -21,8 +21,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace mambascope::kernels::HWY_NAMESPACE {
 
-static_assert(kBase % kLanes == 0);
-
 // sums[i] += the sum of the lanes of v[i].
 HWY_INLINE void AddSums(Vec (&v)[kBase], float* sums) {
   const F32 d;
@@ -48,59 +46,66 @@ struct ChunkScratch {
         mass(depth.channels * (kWidest + 1)) {
     std::fill(mass.begin(), mass.end(), 0.0f);
   }
-  Array<float> delta;  // [kBase, channels] of the current base block
-  Array<float> decay;  // [kBase, depth]    exp(delta A) of the current base block
+  Array<float> delta;  // [channels / kLanes, kBase, kLanes] of the current base block
+  Array<float> decay;  // [depth / kLanes, kBase, kLanes]    exp(delta A) of the current base block
   Array<float> carry;  // [kChunk / kBase, depth]  decay over each block that was merged so far
   Array<float> mass;   // [channels, kWidest] from tiles, then [channels] from base blocks
 };
 
-// left and decay of the base block of tokens that starts at `first`, relative to its own first
-// border, and its carry [depth]. Row after row, because they are written to memory that no cache
-// close by holds.
-inline void FactorLeft(const PaddedBC& bc, const Depth& depth, const float* A, int64_t first,
-                       const float* delta, float* decay, float* carry, float* left) {
+// delta of `rows` tokens from `first` on, zeros for the others of the base block.
+inline void LoadDelta(const ChannelGroup& group, const Depth& depth, int64_t first, int64_t rows,
+                      int64_t tokens, float* delta) {
   const F32 d;
-  const int64_t size = depth.size();
-  std::fill_n(carry, size, 1.0f);
   for (int64_t r = 0; r < kBase; ++r) {
-    const float* C = bc.C + (first + r) * depth.states;
+    const float* from = group.delta(first + std::min(r, rows - 1));
     for (int64_t c = 0; c < depth.channels; c += kLanes) {
-      const Vec delta_c = hn::Load(d, delta + r * depth.channels + c);
-      for (int64_t n = 0; n < depth.states; ++n) {
-        const int64_t k = n * depth.channels + c;
-        const Vec step = Exp2NonPositive(d, hn::Mul(delta_c, hn::LoadU(d, A + k)));
-        const Vec product = hn::Mul(hn::Load(d, carry + k), step);
-        hn::Store(step, d, decay + r * size + k);
-        hn::Store(product, d, carry + k);
-        hn::Store(hn::Mul(product, hn::Set(d, C[n])), d, left + (first + r) * size + k);
-      }
+      hn::Store(r < rows ? hn::LoadU(d, from + c) : hn::Zero(d), d, delta + c * kBase + r * kLanes);
     }
+    // Too far apart for the hardware to foresee.
+    hwy::Prefetch(group.delta(std::min(first + kBase + r, tokens - 1)));
   }
 }
 
-// The base block's columns of right, relative to its own last border.
-inline void FactorRight(const PaddedBC& bc, const Depth& depth, int64_t first, const float* delta,
-                        const float* decay, float* right) {
+// One register of depth of a base block: its decays, its rows of left relative to the block's first
+// border, its columns of right relative to its last, and the decay over all of it. B and C [kBase].
+template <Reduce kReduce>
+HWY_INLINE void FactorGroup(Vec A, const float* B, const float* C, const float* delta, float* decay,
+                            float* carry, float* left, float* right) {
   const F32 d;
-  const int64_t size = depth.size();
-  float* panel = right + first / kPanel * kPanel * size + first % kPanel;
+  Vec product = hn::Set(d, 1.0f);
+#pragma GCC unroll 16
+  for (int r = 0; r < kBase; ++r) {
+    const Vec step = Exp2NonPositive(d, hn::Mul(hn::Load(d, delta + r * kLanes), A));
+    product = hn::Mul(product, step);
+    hn::Store(step, d, decay + r * kLanes);
+    hn::Store(hn::Mul(product, hn::Set(d, C[r])), d, left + r * kLanes);
+  }
+  hn::Store(product, d, carry);
+  product = hn::Set(d, 1.0f);
+  for (int part = kBase - kLanes; part >= 0; part -= kLanes) {
+    Vec column[kLanes];
+#pragma GCC unroll 16
+    for (int r = kLanes - 1; r >= 0; --r) {
+      const Vec input = hn::Mul(hn::Load(d, delta + (part + r) * kLanes), hn::Set(d, B[part + r]));
+      column[r] = hn::Mul(product, input);
+      product = hn::Mul(product, hn::Load(d, decay + (part + r) * kLanes));
+    }
+    Transpose(column);
+    for (int i = 0; i < kLanes; ++i) hn::Store(column[i], d, right + i * kPanel<kReduce> + part);
+  }
+}
+
+// All of a base block; left and right are those of its first token.
+template <Reduce kReduce>
+void FactorBase(const float* B, const float* C, const Depth& depth, const float* A,
+                const float* delta, float* decay, float* carry, float* left, float* right) {
+  const F32 d;
   for (int64_t n = 0; n < depth.states; ++n) {
     for (int64_t c = 0; c < depth.channels; c += kLanes) {
       const int64_t k = n * depth.channels + c;
-      Vec product = hn::Set(d, 1.0f);
-      for (int64_t part = kBase - kLanes; part >= 0; part -= kLanes) {
-        Vec column[kLanes];
-        for (int r = kLanes - 1; r >= 0; --r) {
-          const Vec B = hn::Set(d, bc.B[(first + part + r) * depth.states + n]);
-          const Vec input = hn::Mul(hn::Load(d, delta + (part + r) * depth.channels + c), B);
-          column[r] = hn::Mul(product, input);
-          product = hn::Mul(product, hn::Load(d, decay + (part + r) * size + k));
-        }
-        Transpose(column);
-        for (int i = 0; i < kLanes; ++i) {
-          hn::Store(column[i], d, panel + (k + i) * kPanel + part);
-        }
-      }
+      FactorGroup<kReduce>(hn::LoadU(d, A + k), B + n * kBase, C + n * kBase, delta + c * kBase,
+                           decay + k * kBase, carry + k, left + k * kBase,
+                           right + k * kPanel<kReduce>);
     }
   }
 }
@@ -113,24 +118,25 @@ HWY_INLINE void TriangleColumns(const float* B, const float* C, const Depth& dep
                                 const float* delta, const float* decay, float* sums, float* mass) {
   constexpr int kOther = kBase - 1 - kHalf;
   const F32 d;
-  const int64_t size = depth.size();
   Vec alpha[kBase];
   for (int i = 0; i < kBase; ++i) alpha[i] = hn::Zero(d);
   for (int64_t c = 0; c < depth.channels; c += kLanes) {
-    const Vec delta_half = hn::Load(d, delta + kHalf * depth.channels + c);
-    const Vec delta_other = hn::Load(d, delta + kOther * depth.channels + c);
+    const Vec delta_half = hn::Load(d, delta + c * kBase + kHalf * kLanes);
+    const Vec delta_other = hn::Load(d, delta + c * kBase + kOther * kLanes);
     for (int64_t n = 0; n < depth.states; ++n) {
-      const float* step = decay + n * depth.channels + c;
-      const float* Cn = C + n;
-      Vec h = hn::Mul(delta_half, hn::Set(d, B[kHalf * depth.states + n]));
+      const float* step = decay + (n * depth.channels + c) * kBase;
+      const float *Bn = B + n * kBase, *Cn = C + n * kBase;
+      Vec h = hn::Mul(delta_half, hn::Set(d, Bn[kHalf]));
+#pragma GCC unroll 16
       for (int i = kHalf + 1; i < kBase; ++i) {
-        h = hn::Mul(h, hn::Load(d, step + i * size));
-        alpha[i] = hn::MulAdd(h, hn::Set(d, Cn[i * depth.states]), alpha[i]);
+        h = hn::Mul(h, hn::Load(d, step + i * kLanes));
+        alpha[i] = hn::MulAdd(h, hn::Set(d, Cn[i]), alpha[i]);
       }
-      h = hn::Mul(delta_other, hn::Set(d, B[kOther * depth.states + n]));
+      h = hn::Mul(delta_other, hn::Set(d, Bn[kOther]));
+#pragma GCC unroll 16
       for (int i = 1; i <= kHalf; ++i) {
-        h = hn::Mul(h, hn::Load(d, step + (kOther + i) * size));
-        alpha[i] = hn::MulAdd(h, hn::Set(d, Cn[(kOther + i) * depth.states]), alpha[i]);
+        h = hn::Mul(h, hn::Load(d, step + (kOther + i) * kLanes));
+        alpha[i] = hn::MulAdd(h, hn::Set(d, Cn[kOther + i]), alpha[i]);
       }
     }
     if constexpr (kReduce == Reduce::kSum) continue;
@@ -164,27 +170,53 @@ HWY_INLINE void Triangle(const float* B, const float* C, const Depth& depth, con
   }
 }
 
-// to[i, k] = rows[i, k] by[k]; `to` may be `rows`.
-inline void ScaleRows(const float* rows, int64_t count, int64_t size, const float* by, float* to) {
+// to[i, k] = left[i, k] by[k] for whole base blocks; `to` may be `left`.
+inline void ScaleRows(const float* left, int64_t rows, int64_t size, const float* by, float* to) {
   const F32 d;
-  for (int64_t i = 0; i < count * size; i += size) {
+  for (int64_t i = 0; i < rows; i += kBase) {
     for (int64_t k = 0; k < size; k += kLanes) {
-      hn::Store(hn::Mul(hn::Load(d, rows + i + k), hn::Load(d, by + k)), d, to + i + k);
+      const Vec factor = hn::Load(d, by + k);
+      const int64_t at = i * size + k * kBase;
+      for (int64_t r = 0; r < kGroupSize; r += kLanes) {
+        hn::Store(hn::Mul(hn::Load(d, left + at + r), factor), d, to + at + r);
+      }
     }
   }
 }
 
-// The same in place for columns of panels: right[k, j] *= by[k].
-inline void ScaleColumns(float* right, int64_t columns, int64_t size, const float* by) {
+// by[k] *= with[k], the decay over two blocks.
+inline void JoinCarry(const float* with, int64_t size, float* by) {
   const F32 d;
-  for (int64_t j = 0; j < columns; j += kPanel) {
-    const int64_t width = std::min(columns - j, kPanel);
+  for (int64_t k = 0; k < size; k += kLanes) {
+    hn::Store(hn::Mul(hn::Load(d, by + k), hn::Load(d, with + k)), d, by + k);
+  }
+}
+
+// The same in place for columns of panels: right[k, j] *= by[k].
+template <Reduce kReduce>
+void ScaleColumns(float* right, int64_t columns, int64_t size, const float* by) {
+  const F32 d;
+  constexpr int64_t kWidth = kPanel<kReduce>;
+  for (int64_t j = 0; j < columns; j += kWidth) {
+    const int64_t width = std::min(columns - j, kWidth);
     for (int64_t k = 0; k < size; ++k) {
       const Vec factor = hn::Set(d, by[k]);
-      float* to = right + j * size + k * kPanel;
+      float* to = right + j * size + k * kWidth;
       for (int64_t v = 0; v < width; v += kLanes) {
         hn::Store(hn::Mul(hn::Load(d, to + v), factor), d, to + v);
       }
+    }
+  }
+}
+
+// mass[c] += sum over a base block of |alpha[c, i, i]|.
+inline void AddDiagonal(const float* B, const float* C, const Depth& depth, const float* delta,
+                        float* mass) {
+  for (int64_t r = 0; r < kBase; ++r) {
+    float self = 0;
+    for (int64_t n = 0; n < depth.states; ++n) self += C[n * kBase + r] * B[n * kBase + r];
+    for (int64_t c = 0; c < depth.channels; ++c) {
+      mass[c] += std::fabs(self) * delta[(c / kLanes * kBase + r) * kLanes + c % kLanes];
     }
   }
 }
@@ -196,6 +228,7 @@ void FactorChunkFor(const ScanParameters& scan, const PaddedBC& bc, const Channe
                     const Depth& depth, int64_t chunk, const Factors& out, float* map,
                     float* mass) {
   const F32 d;
+  constexpr int64_t kWidth = kPanel<kReduce>;
   const int64_t size = depth.size(), stride = scan.tokens;
   const int64_t begin = chunk * kChunk, tokens = std::min(kChunk, scan.tokens - begin);
   ChunkScratch scratch(depth);
@@ -207,30 +240,14 @@ void FactorChunkFor(const ScanParameters& scan, const PaddedBC& bc, const Channe
 
   for (int64_t base = 0; base < tokens; base += kBase) {
     const int64_t first = begin + base, rows = std::min(kBase, tokens - base);
-    float* delta = scratch.delta.data();
-    for (int64_t r = 0; r < rows; ++r) {
-      std::copy_n(group.delta(first + r), depth.channels, delta + r * depth.channels);
-      // Too far apart for the hardware to foresee.
-      hwy::Prefetch(group.delta(std::min(first + kBase + r, scan.tokens - 1)));
-    }
-    std::fill(delta + rows * depth.channels, scratch.delta.end(), 0.0f);
-    FactorLeft(bc, depth, group.A(), first, delta, scratch.decay.data(),
-               scratch.carry.data() + base / kBase * size, out.left);
-    FactorRight(bc, depth, first, delta, scratch.decay.data(), out.right);
+    float *delta = scratch.delta.data(), *decay = scratch.decay.data();
     const float *B = bc.B + first * depth.states, *C = bc.C + first * depth.states;
-    Triangle<kReduce>(B, C, depth, delta, scratch.decay.data(), rows, at(base, base), stride,
-                      base_mass);
-    if constexpr (kReduce == Reduce::kMass) {  // the diagonal itself
-      for (int64_t r = 0; r < rows; ++r) {
-        float self = 0;
-        for (int64_t n = 0; n < depth.states; ++n) {
-          self += C[r * depth.states + n] * B[r * depth.states + n];
-        }
-        for (int64_t c = 0; c < depth.channels; ++c) {
-          base_mass[c] += std::fabs(self) * delta[r * depth.channels + c];
-        }
-      }
-    }
+    LoadDelta(group, depth, first, rows, scan.tokens, delta);
+    FactorBase<kReduce>(B, C, depth, group.A(), delta, decay,
+                        scratch.carry.data() + base / kBase * size, out.left + first * size,
+                        out.right + first / kWidth * kWidth * size + first % kWidth);
+    Triangle<kReduce>(B, C, depth, delta, decay, rows, at(base, base), stride, base_mass);
+    if constexpr (kReduce == Reduce::kMass) AddDiagonal(B, C, depth, delta, base_mass);
   }
 
   // Neighbours become one block twice as long: first what the second sees of the first, then both
@@ -239,13 +256,13 @@ void FactorChunkFor(const ScanParameters& scan, const PaddedBC& bc, const Channe
     for (int64_t start = 0; start + half < tokens; start += 2 * half) {
       const int64_t middle = start + half, rows = std::min(half, tokens - middle);
       float* left = out.left + (begin + middle) * size;
-      float* right = out.right + (begin + start) / kPanel * kPanel * size + start % kPanel;
+      float* right = out.right + (begin + start) / kWidth * kWidth * size + start % kWidth;
       float* first_carry = scratch.carry.data() + start / kBase * size;
       float* second_carry = scratch.carry.data() + middle / kBase * size;
       Multiply<kReduce>(left, right, depth, rows, half, at(middle, start), stride);
       ScaleRows(left, rows, size, first_carry, left);
-      ScaleColumns(right, half, size, second_carry);
-      ScaleRows(first_carry, 1, size, second_carry, first_carry);
+      ScaleColumns<kReduce>(right, half, size, second_carry);
+      JoinCarry(second_carry, size, first_carry);
     }
   }
   std::copy_n(scratch.carry.data(), size, out.carry + chunk * size);

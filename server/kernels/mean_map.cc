@@ -23,6 +23,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace mambascope::kernels::HWY_NAMESPACE {
 
+int64_t Lanes() { return kLanes; }
+
 void FactorChunk(Reduce reduce, const ScanParameters& scan, const PaddedBC& bc,
                  const ChannelGroup& group, const Depth& depth, int64_t chunk, const Factors& out,
                  float* map, float* mass) {
@@ -82,6 +84,7 @@ namespace {
 
 HWY_EXPORT(FactorChunk);
 HWY_EXPORT(AddChunksBefore);
+HWY_EXPORT(Lanes);
 
 // Rows of one strip: each column panel comes into the first cache once for all of them. 128 rows
 // were no faster and leave fewer tasks.
@@ -93,18 +96,22 @@ constexpr int64_t kDepth = 256;
 // One call: a scan, its channels and what to reduce.
 class MapOfAll {
  public:
-  MapOfAll(ThreadPool& pool, const ScanParameters& scan, std::span<const int32_t> channels,
-           Reduce reduce)
+  MapOfAll(ThreadPool& pool, const ScanParameters& scan, const MapPart& part, Reduce reduce)
       : pool_(pool),
         scan_(scan),
-        channels_(channels),
-        count_(ChannelCount(scan, channels)),
+        channels_(part.channels),
+        count_(ChannelCount(scan, channels_)),
+        scale_(reduce == Reduce::kMass ? 1.0f : 1.0f / static_cast<float>(part.of)),
+        add_(part.add),
         reduce_(reduce),
-        padded_(RoundUp(scan.tokens, kPanel)),
+        padded_(RoundUp(scan.tokens, kWidestPanel)),
         chunks_(RoundUp(scan.tokens, kChunk) / kChunk),
         strips_(RoundUp(scan.tokens, kStrip) / kStrip) {
+    MS_CHECK(count_ > 0);
+    for (const int32_t channel : channels_) MS_CHECK(0 <= channel && channel < scan.d_inner);
     const int64_t wanted = std::max<int64_t>(kDepth / scan.d_state, 1);
-    depth_ = {scan.d_state, RoundUp(std::min(wanted, count_), kWidest)};
+    depth_ = {scan.d_state, RoundUp(std::min(wanted, count_), HWY_DYNAMIC_DISPATCH(Lanes)()), 0};
+    depth_.live = std::min(depth_.channels, count_);
     blocks_ = RoundUp(count_, depth_.channels) / depth_.channels;
     PadBC();
     for (Array<float>& factors : factors_) {
@@ -143,12 +150,12 @@ class MapOfAll {
       const int64_t chunks = block < blocks_ ? chunks_ : 0;
       std::optional<ChannelGroup> group;
       if (chunks > 0) group.emplace(scan_, channels_, block * depth_.channels, depth_.channels);
-      pool_.Run(strips + chunks, [&](int64_t task) {
-        if (task < strips) {
-          const int64_t strip = strips_ - 1 - task;  // long ones first
+      pool_.Run(chunks + strips, [&](int64_t task) {  // long ones first
+        if (task >= chunks) {
+          const int64_t strip = strips_ - 1 - (task - chunks);
           AddStrip(block - 1, strip, out(block - 1, chunks_ + strip));
         } else {
-          const int64_t chunk = task - strips;
+          const int64_t chunk = task;
           float* to = out(block, chunk);
           HWY_DYNAMIC_DISPATCH(FactorChunk)
           (reduce_, scan_, {B_.data(), C_.data()}, *group, depth_, chunk, FactorsOf(block), to, to);
@@ -171,34 +178,38 @@ class MapOfAll {
     return {left, right, right + padded_ * depth_.size()};
   }
 
-  // C carries the 1 / channels of a mean.
+  // Where B_ and C_ hold a token's state.
+  int64_t At(int64_t token, int64_t n) const {
+    return (token / kBase * scan_.d_state + n) * kBase + token % kBase;
+  }
+
+  // C carries the weight in a mean.
   void PadBC() {
     B_ = Array<float>(padded_ * scan_.d_state);
     C_ = Array<float>(padded_ * scan_.d_state);
     std::fill(B_.begin(), B_.end(), 0.0f);
     std::fill(C_.begin(), C_.end(), 0.0f);
-    const float scale = reduce_ == Reduce::kMass ? 1.0f : 1.0f / static_cast<float>(count_);
     for (int64_t i = 0; i < scan_.tokens; ++i) {
       for (int64_t n = 0; n < scan_.d_state; ++n) {
-        B_[i * scan_.d_state + n] = scan_.B[i * scan_.bc_stride + n];
-        C_[i * scan_.d_state + n] = scan_.C[i * scan_.bc_stride + n] * scale;
+        B_[At(i, n)] = scan_.B[i * scan_.bc_stride + n];
+        C_[At(i, n)] = scan_.C[i * scan_.bc_stride + n] * scale_;
       }
     }
   }
 
-  // Zeros but for the diagonal, alpha[d, i, i] = delta[i, d] C[i] . B[i].
+  // Zeros, unless adding, but for the diagonal, alpha[d, i, i] = delta[i, d] C[i] . B[i].
   void StartMap(float* map) {
     pool_.Split(scan_.tokens, 16, [&](int64_t begin, int64_t end) {
-      std::fill_n(map + begin * scan_.tokens, (end - begin) * scan_.tokens, 0.0f);
+      if (!add_) std::fill_n(map + begin * scan_.tokens, (end - begin) * scan_.tokens, 0.0f);
       for (int64_t i = begin; i < end; ++i) {
         float self = 0, delta = 0;
         for (int64_t n = 0; n < scan_.d_state; ++n) {
-          self += C_[i * scan_.d_state + n] * B_[i * scan_.d_state + n];
+          self += C_[At(i, n)] * B_[At(i, n)];
         }
         for (int64_t c = 0; c < count_; ++c) {
           delta += scan_.delta[i * scan_.d_inner + (channels_.empty() ? c : channels_[c])];
         }
-        map[i * scan_.tokens + i] =
+        map[i * scan_.tokens + i] +=
             (reduce_ == Reduce::kMagnitude ? std::fabs(self) : self) * delta;
       }
     });
@@ -208,6 +219,8 @@ class MapOfAll {
   const ScanParameters& scan_;
   const std::span<const int32_t> channels_;
   const int64_t count_;
+  const float scale_;
+  const bool add_;
   const Reduce reduce_;
   const int64_t padded_, chunks_, strips_;
   Depth depth_;
@@ -219,18 +232,26 @@ class MapOfAll {
 }  // namespace
 
 void MeanMap(ThreadPool& pool, const ScanParameters& scan, float* map) {
-  MapOfAll(pool, scan, {}, Reduce::kSum).Map(map);
+  PartOfMeanMap(pool, scan, {{}, scan.d_inner, false}, map);
 }
 
 void MeanMapOfChannels(ThreadPool& pool, const ScanParameters& scan,
                        std::span<const int32_t> channels, float* map) {
   MS_CHECK(!channels.empty());
-  for (const int32_t channel : channels) MS_CHECK(0 <= channel && channel < scan.d_inner);
-  MapOfAll(pool, scan, channels, Reduce::kSum).Map(map);
+  PartOfMeanMap(pool, scan, {channels, static_cast<int64_t>(channels.size()), false}, map);
+}
+
+void PartOfMeanMap(ThreadPool& pool, const ScanParameters& scan, const MapPart& part, float* map) {
+  MapOfAll(pool, scan, part, Reduce::kSum).Map(map);
 }
 
 void AbsMeanMap(ThreadPool& pool, const ScanParameters& scan, float* map) {
-  MapOfAll(pool, scan, {}, Reduce::kMagnitude).Map(map);
+  PartOfAbsMeanMap(pool, scan, {{}, scan.d_inner, false}, map);
+}
+
+void PartOfAbsMeanMap(ThreadPool& pool, const ScanParameters& scan, const MapPart& part,
+                      float* map) {
+  MapOfAll(pool, scan, part, Reduce::kMagnitude).Map(map);
 }
 
 void ChannelMass(ThreadPool& pool, const ScanParameters& scan, float* mass) {

@@ -158,6 +158,28 @@ TEST(HiddenAttention, MeanMapOfChannelsTakesThemInAnyOrderAndTwice) {
       });
 }
 
+TEST(HiddenAttention, PartsOfAMeanMapAddUpToIt) {
+  ThreadPool pool(2);
+  for (const Shape shape : {Shape{1, 3, 2}, Shape{130, 70, 5}, Shape{40, 33, 16}}) {
+    const RandomScan random(shape.tokens, shape.d_inner, shape.d_state, 3);
+    const ScanParameters& scan = random.parameters;
+    const ReferenceAttention definition(scan);
+    const std::vector<int32_t> all = All(scan.d_inner);
+    for (const bool absolute : {false, true}) {
+      const std::vector<double> expected = definition.Mean(all, absolute);
+      OnEveryTarget([&] {
+        std::vector<float> map(scan.tokens * scan.tokens, kUntouched);
+        for (int64_t begin = 0; begin < scan.d_inner; begin += 17) {
+          const int64_t count = std::min<int64_t>(17, scan.d_inner - begin);
+          const MapPart part = {std::span(all).subspan(begin, count), scan.d_inner, begin > 0};
+          (absolute ? PartOfAbsMeanMap : PartOfMeanMap)(pool, scan, part, map.data());
+        }
+        EXPECT_TRUE(Close(map, expected));
+      });
+    }
+  }
+}
+
 TEST(HiddenAttention, ChannelMapsAreTheDefinition) {
   ThreadPool pool(2);
   OnEveryShape([&](const ScanParameters& scan, const ReferenceAttention& definition, uint32_t) {
