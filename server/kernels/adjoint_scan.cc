@@ -18,13 +18,18 @@
 #define MAMBASCOPE_KERNELS_ADJOINT_SCAN_ONCE_
 namespace mambascope::kernels {
 
-// Channels of one task. Each token's delta is a page of its own when d_inner is large, so a
-// task takes several cache lines of it: 64 channels took 0.7 of the time of 16 and 32 at 16384
-// tokens and no more at 1024 (AVX-512, d_inner 1536).
-constexpr int64_t kGroup = 64;
-// Tokens are too far apart for the hardware to foresee.
-constexpr int64_t kPrefetchTokens = 4;
+// Channels of one task. Each token's delta is a page of its own when d_inner is large, so a task
+// takes several cache lines of it, unless that leaves few tasks: 16384 tokens are explained 64
+// channels at a time, which was one task. On huge pages 16, 32 and 64 channels cost the same (0.22
+// ns an exponential, AVX-512); on pages of 4 KiB 16384 tokens took 0.38, 0.35 and 0.31.
+constexpr int64_t kWidestGroup = 64;
+// Tokens are too far apart for the hardware to foresee: so many channels ahead.
+constexpr int64_t kPrefetchChannels = 256;
 constexpr int64_t kCacheLine = 16;  // floats
+
+inline int64_t GroupWidth(int64_t channels) {
+  return channels >= 8 * kWidestGroup ? kWidestGroup : 16;
+}
 
 }  // namespace mambascope::kernels
 #endif
@@ -33,35 +38,36 @@ HWY_BEFORE_NAMESPACE();
 namespace mambascope::kernels::HWY_NAMESPACE {
 
 inline void Prefetch(const ChannelGroup& group, int64_t token) {
-  for (int64_t c = 0; c < kGroup; c += kCacheLine) hwy::Prefetch(group.delta(token) + c);
+  for (int64_t c = 0; c < group.width(); c += kCacheLine) hwy::Prefetch(group.delta(token) + c);
 }
 
 // From token `from` down to 0, for the channels of `group`:
 //   g += v[j] C[j];   emit(j, delta[j] sum_n B[j, n] g[n]);   g *= exp(delta[j] A)
 // with g starting at `start` [d_state], or at zero. `v` may be null. `emit` also gets the first
-// lane's channel. `state` is scratch, [d_state, kGroup].
+// lane's channel. `state` is scratch, [d_state, width].
 template <class Emit>
 void AdjointScan(const ScanParameters& scan, const ChannelGroup& group, const float* start,
                  int64_t from, const float* v, float* state, const Emit& emit) {
   const F32 d;
-  const int64_t lanes = hn::Lanes(d);
+  const int64_t lanes = hn::Lanes(d), width = group.width();
+  const int64_t ahead = kPrefetchChannels / width;
   for (int64_t n = 0; n < scan.d_state; ++n) {
-    std::fill_n(state + n * kGroup, kGroup, start == nullptr ? 0.0f : start[n]);
+    std::fill_n(state + n * width, width, start == nullptr ? 0.0f : start[n]);
   }
   for (int64_t j = from; j >= 0; --j) {
-    Prefetch(group, std::max<int64_t>(0, j - kPrefetchTokens));
+    Prefetch(group, std::max<int64_t>(0, j - ahead));
     const float* B = scan.B + j * scan.bc_stride;
     const float* C = scan.C + j * scan.bc_stride;
     const bool enters = v != nullptr && v[j] != 0;
-    for (int64_t c = 0; c < kGroup; c += lanes) {
+    for (int64_t c = 0; c < width; c += lanes) {
       const Vec delta = hn::LoadU(d, group.delta(j) + c);
       Vec sum = hn::Zero(d);
       for (int64_t n = 0; n < scan.d_state; ++n) {
-        float* state_n = state + n * kGroup + c;
+        float* state_n = state + n * width + c;
         Vec g = hn::Load(d, state_n);
         if (enters) g = hn::Add(g, hn::Set(d, v[j] * C[n]));
         sum = hn::MulAdd(hn::Set(d, B[n]), g, sum);
-        const Vec A = hn::LoadU(d, group.A() + n * kGroup + c);
+        const Vec A = hn::LoadU(d, group.A() + n * width + c);
         hn::Store(hn::Mul(g, Exp2NonPositive(d, hn::Mul(delta, A))), d, state_n);
       }
       emit(j, c, hn::Mul(sum, delta));
@@ -73,19 +79,20 @@ void AdjointScan(const ScanParameters& scan, const ChannelGroup& group, const fl
 void ForwardSums(const ScanParameters& scan, const ChannelGroup& group, const float* v,
                  float* state, float* sums) {
   const F32 d;
-  const int64_t lanes = hn::Lanes(d);
-  std::fill_n(state, scan.d_state * kGroup, 0.0f);
+  const int64_t lanes = hn::Lanes(d), width = group.width();
+  const int64_t ahead = kPrefetchChannels / width;
+  std::fill_n(state, scan.d_state * width, 0.0f);
   for (int64_t i = 0; i < scan.tokens; ++i) {
-    Prefetch(group, std::min(scan.tokens - 1, i + kPrefetchTokens));
+    Prefetch(group, std::min(scan.tokens - 1, i + ahead));
     const float* B = scan.B + i * scan.bc_stride;
     const float* C = scan.C + i * scan.bc_stride;
     Vec sum = hn::Zero(d);
-    for (int64_t c = 0; c < kGroup; c += lanes) {
+    for (int64_t c = 0; c < width; c += lanes) {
       const Vec delta = hn::LoadU(d, group.delta(i) + c);
       const Vec input = hn::Mul(delta, hn::Set(d, v[i]));
       for (int64_t n = 0; n < scan.d_state; ++n) {
-        float* state_n = state + n * kGroup + c;
-        const Vec A = hn::LoadU(d, group.A() + n * kGroup + c);
+        float* state_n = state + n * width + c;
+        const Vec A = hn::LoadU(d, group.A() + n * width + c);
         const Vec decay = Exp2NonPositive(d, hn::Mul(delta, A));
         const Vec h = hn::MulAdd(decay, hn::Load(d, state_n), hn::Mul(input, hn::Set(d, B[n])));
         hn::Store(h, d, state_n);
@@ -133,18 +140,17 @@ HWY_EXPORT(ForwardSums);
 HWY_EXPORT(AdjointSums);
 HWY_EXPORT(AdjointRows);
 
-int64_t Groups(int64_t channels) { return (channels + kGroup - 1) / kGroup; }
-
 // out = the mean over channels of what `sums` computes for each group. Groups are added in their
 // order, whichever thread computed them.
 template <class Sums>
 void MeanOfGroups(ThreadPool& pool, const ScanParameters& scan, std::span<const int32_t> channels,
                   float* out, const Sums& sums) {
-  const int64_t count = ChannelCount(scan, channels), groups = Groups(count);
+  const int64_t count = ChannelCount(scan, channels), width = GroupWidth(count);
+  const int64_t groups = (count + width - 1) / width;
   Array<float> parts(groups * scan.tokens);
   pool.Run(groups, [&](int64_t g) {
-    Array<float> state(scan.d_state * kGroup);
-    const ChannelGroup group(scan, channels, g * kGroup, kGroup);
+    Array<float> state(scan.d_state * width);
+    const ChannelGroup group(scan, channels, g * width, width);
     sums(group, state.data(), parts.data() + g * scan.tokens);
   });
   for (int64_t i = 0; i < scan.tokens; ++i) {
@@ -162,11 +168,12 @@ void TargetRows(ThreadPool& pool, const ScanParameters& scan, int64_t target,
   const int64_t from = without_target_decay ? target - 1 : target;
   std::memset(rows + (from + 1) * scan.d_inner, 0,
               (scan.tokens - 1 - from) * scan.d_inner * sizeof(float));
-  pool.Run(Groups(scan.d_inner), [&](int64_t g) {
-    Array<float> state(scan.d_state * kGroup);
-    const ChannelGroup group(scan, {}, g * kGroup, kGroup);
+  const int64_t width = GroupWidth(scan.d_inner);
+  pool.Run((scan.d_inner + width - 1) / width, [&](int64_t g) {
+    Array<float> state(scan.d_state * width);
+    const ChannelGroup group(scan, {}, g * width, width);
     HWY_DYNAMIC_DISPATCH(AdjointRows)
-    (scan, group, scan.C + target * scan.bc_stride, from, state.data(), rows + g * kGroup);
+    (scan, group, scan.C + target * scan.bc_stride, from, state.data(), rows + g * width);
   });
 }
 

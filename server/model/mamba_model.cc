@@ -6,6 +6,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/check.h"
+#include "server/base/huge_pages.h"
 #include "server/base/status.h"
 #include "server/kernels/gemm.h"
 #include "server/kernels/selective_scan.h"
@@ -99,7 +100,11 @@ kernels::ScanParameters WithoutDelta(const MambaModel& model, const SequenceTrac
     }
     scan.A = buffers.A.data();
   }
-  buffers.delta.Reserve(tokens * scan.d_inner);
+  const size_t numbers = tokens * scan.d_inner;
+  if (numbers > buffers.delta.size()) {
+    buffers.delta.Reserve(numbers);
+    AdviseHugePages(buffers.delta.data(), numbers * sizeof(float));
+  }
   scan.delta = buffers.delta.data();
   return scan;
 }
