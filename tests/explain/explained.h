@@ -173,23 +173,25 @@ inline std::vector<DeliveredTensor> Join(const std::vector<v1::TensorInfo>& tens
   return delivered;
 }
 
-inline Explained Explain(Traced& traced, const v1::Explanation& explanation,
-                         v1::DataType dtype = v1::DATA_TYPE_FP32, int64_t max_chunk_bytes = 1024) {
+inline Explained ExplainSubject(const explain::Subject& subject, const v1::Explanation& explanation,
+                                v1::DataType dtype = v1::DATA_TYPE_FP32,
+                                int64_t max_chunk_bytes = 1024) {
   const explain::Method* method = explain::FindMethod(explain::MethodName(explanation));
   if (method == nullptr) throw std::runtime_error("no method");
-  const model::ModelConfig& config = traced.model().config();
-  const int64_t tokens = traced.trace.tokens;
+  const model::ModelConfig& config = subject.model->config();
+  const int64_t tokens = subject.tokens;
   explain::Violations violations;
   method->Validate(explanation, config, tokens, "explanation", violations);
   EXPECT_TRUE(violations.empty()) << violations.ToStatus();
 
   Explained explained;
   explained.plan = method->MakePlan(explanation, config, tokens, dtype);
-  EXPECT_EQ(explained.plan.tensors.at(0).name(), std::string(method->name()));
-  const int64_t position = explain::PositionOf(explanation, config, tokens);
+  if (!explanation.has_parameters()) {  // whose tensors bear the names of what they hold
+    EXPECT_EQ(explained.plan.tensors.at(0).name(), std::string(method->name()));
+  }
   CollectingSink sink;
   explain::TensorWriter writer("id", explained.plan.tensors, max_chunk_bytes, &sink);
-  const auto explaining = method->Start(explanation, traced.SubjectAt(position));
+  const auto explaining = method->Start(explanation, subject);
   for (int32_t slice = 0; slice < explained.plan.slices && explained.status.ok(); ++slice) {
     explained.status = explaining->Step(writer);
   }
@@ -207,6 +209,13 @@ inline Explained Explain(Traced& traced, const v1::Explanation& explanation,
   }
   EXPECT_EQ(writer.bytes_written(), bytes);
   return explained;
+}
+
+inline Explained Explain(Traced& traced, const v1::Explanation& explanation,
+                         v1::DataType dtype = v1::DATA_TYPE_FP32, int64_t max_chunk_bytes = 1024) {
+  const int64_t position =
+      explain::PositionOf(explanation, traced.model().config(), traced.trace.tokens);
+  return ExplainSubject(traced.SubjectAt(position), explanation, dtype, max_chunk_bytes);
 }
 
 inline std::unique_ptr<const model::MambaModel> LoadModel(const std::string& folder) {

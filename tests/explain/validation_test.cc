@@ -57,6 +57,7 @@ std::string Repeat(int count, const std::string& what) {
 
 TEST(Validation, DefaultsAreRight) {
   for (const Method* method : AllMethods()) {
+    if (method->name() == "parameters") continue;  // wants to know which
     EXPECT_THAT(Faults(std::string(method->name()) + " {}"), IsEmpty());
   }
 }
