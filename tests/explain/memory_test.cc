@@ -77,6 +77,17 @@ int64_t PeakOf(testing::Traced& traced, const v1::Explanation& explanation) {
   return peak.load() - before;
 }
 
+void AddContributions(std::vector<v1::Explanation>& all) {
+  for (const auto norm :
+       {v1::Latim::NORM_L2, v1::Latim::NORM_ALTI_LOGIT, v1::Latim::NORM_ALTI_ROLLOUT}) {
+    for (const auto rows : {v1::ROWS_ALL, v1::ROWS_TARGET}) {
+      auto* latim = all.emplace_back().mutable_latim();
+      latim->set_norm(norm);
+      latim->set_rows(norm == v1::Latim::NORM_ALTI_LOGIT ? v1::ROWS_UNSPECIFIED : rows);
+    }
+  }
+}
+
 std::vector<v1::Explanation> Explanations() {
   std::vector<v1::Explanation> all;
   for (const auto how :
@@ -106,6 +117,7 @@ std::vector<v1::Explanation> Explanations() {
     hidden->set_part(part);
     for (int c = 0; c < 20; ++c) hidden->add_channels(4 * c);
   }
+  AddContributions(all);
   return all;
 }
 
