@@ -86,6 +86,8 @@ void AddContributions(std::vector<v1::Explanation>& all) {
       latim->set_rows(norm == v1::Latim::NORM_ALTI_LOGIT ? v1::ROWS_UNSPECIFIED : rows);
     }
   }
+  all.emplace_back().mutable_logit_lens();
+  all.emplace_back().mutable_edge_lens()->set_top(50);
 }
 
 std::vector<v1::Explanation> Explanations() {
