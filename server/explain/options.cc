@@ -131,6 +131,15 @@ void CheckStartLayer(int32_t start_layer, const model::ModelConfig& config,
   }
 }
 
+void CheckTokenOfVocabulary(int32_t token, const model::ModelConfig& config,
+                            const std::string& path, Violations& violations) {
+  if (config.family == model::Family::kVim) {
+    violations.Add(path, "image models have no tokens to put in the place of others");
+  } else if (token < 0 || token >= config.vocabulary) {
+    violations.Add(path, Outside(token, config.vocabulary));
+  }
+}
+
 bool CheckEnum(bool known, int value, absl::string_view path, Violations& violations) {
   if (!known) {
     violations.Add(std::string(path.data(), path.size()),

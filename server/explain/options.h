@@ -49,6 +49,10 @@ void CheckLayers(const LayerRanges& ranges, const model::ModelConfig& config,
 void CheckStartLayer(int32_t start_layer, const model::ModelConfig& config,
                      const std::string& field, Violations& violations);
 
+// A token that can stand in the place of another: of the vocabulary; image models have none.
+void CheckTokenOfVocabulary(int32_t token, const model::ModelConfig& config,
+                            const std::string& path, Violations& violations);
+
 // Adds a violation and returns false if `value` is not one of the enum's.
 bool CheckEnum(bool known, int value, absl::string_view path, Violations& violations);
 
