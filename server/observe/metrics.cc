@@ -18,6 +18,7 @@ using Buckets = prometheus::Histogram::BucketBoundaries;
 // 0.1 ms (one step of a small model) to 5 minutes (a long map), about three to a decade.
 const Buckets kSeconds = {0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
                           0.25,   0.5,     1,      2.5,   5,      10,    30,   60,    120,  300};
+const Buckets kRatios = {0.1, 0.25, 0.5, 0.67, 0.8, 1, 1.25, 1.5, 2, 4, 10};
 const Buckets kPowersOfTwo = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
 
 std::string Text(absl::string_view view) { return std::string(view.data(), view.size()); }
@@ -48,6 +49,11 @@ struct Metrics::Families {
       prometheus::BuildHistogram()
           .Name("mambascope_explain_duration_seconds")
           .Help("Computing time of one explanation, by model, method and status code.")
+          .Register(registry);
+  prometheus::Family<prometheus::Histogram>& estimate =
+      prometheus::BuildHistogram()
+          .Name("mambascope_explain_estimate_ratio")
+          .Help("Computing time of one explanation by its estimate, by model and method.")
           .Register(registry);
   prometheus::Histogram& write = prometheus::BuildHistogram()
                                      .Name("mambascope_write_duration_seconds")
@@ -149,10 +155,14 @@ void Metrics::CallEnded(absl::string_view model, absl::string_view rpc, absl::st
 }
 
 void Metrics::ExplanationEnded(absl::string_view model, absl::string_view method,
-                               absl::string_view code, absl::Duration compute) {
+                               absl::string_view code, absl::Duration compute,
+                               double estimated_seconds) {
   families_->explain
       .Add({{"model", Text(model)}, {"method", Text(method)}, {"code", Text(code)}}, kSeconds)
       .Observe(absl::ToDoubleSeconds(compute));
+  if (estimated_seconds <= 0 || code != "OK") return;
+  families_->estimate.Add({{"model", Text(model)}, {"method", Text(method)}}, kRatios)
+      .Observe(absl::ToDoubleSeconds(compute) / estimated_seconds);
 }
 
 void Metrics::ForwardPass(absl::string_view model, int sequences, int prompt_tokens, int steps) {

@@ -20,8 +20,9 @@ class Metrics {
   // Exactly one for each call that arrived, whatever its end. `model` is empty if it was not found.
   void CallEnded(absl::string_view model, absl::string_view rpc, absl::string_view code,
                  const Timeline& timeline);
+  // `estimated_seconds`: what its time was thought to be; 0 if it was not.
   void ExplanationEnded(absl::string_view model, absl::string_view method, absl::string_view code,
-                        absl::Duration compute);
+                        absl::Duration compute, double estimated_seconds);
   // One forward pass of `sequences` pieces with `prompt_tokens` + `steps` tokens.
   void ForwardPass(absl::string_view model, int sequences, int prompt_tokens, int steps);
   void TokenGenerated(absl::string_view model);

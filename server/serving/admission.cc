@@ -228,6 +228,17 @@ v1::CostEstimate Estimate(const std::vector<PlannedExplanation>& explanations, i
   return estimate;
 }
 
+double EstimateSeconds(const v1::Generation& generation, int64_t tokens, const ServedModel& model,
+                       const std::vector<PlannedExplanation>& explanations) {
+  const int32_t steps = generation.has_max_tokens() ? generation.max_tokens() : 1;
+  double seconds =
+      static_cast<double>(tokens) * model.speed.forward_token + steps * model.speed.step;
+  for (const PlannedExplanation& explanation : explanations) {
+    seconds += model.speed.Seconds(explanation.plan.work);
+  }
+  return seconds;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Call>> Admission::Admit(v1::PredictRequest request,
@@ -264,8 +275,10 @@ absl::StatusOr<std::unique_ptr<Call>> Admission::Admit(v1::PredictRequest reques
     if (!explanation.plan.streams) continue;
     call->stream_stride = model::SequenceTrace::StreamStride(config, call->traced_tokens);
   }
-  const v1::CostEstimate estimate = Estimate(call->explanations, call->traced_tokens, config,
-                                             call->stream_stride, limits_.stream_bytes);
+  v1::CostEstimate estimate = Estimate(call->explanations, call->traced_tokens, config,
+                                       call->stream_stride, limits_.stream_bytes);
+  estimate.set_seconds(
+      EstimateSeconds(request.generation(), input.length, *model, call->explanations));
   if (estimate.memory_bytes() > budget_->total()) {
     return absl::InvalidArgumentError(
         absl::StrCat("explanations: an estimate of ", estimate.memory_bytes(),

@@ -185,7 +185,7 @@ void ExplanationRun::Finish(const absl::Status& status) {
   finished->set_compute_seconds(absl::ToDoubleSeconds(compute_));
   call_->tensor_bytes += writer_->bytes_written();
   metrics_->ExplanationEnded(call_->model->name, planned.method->name(), CodeName(status.code()),
-                             compute_);
+                             compute_, call_->model->speed.Seconds(planned.plan.work));
   Send(std::move(event));
   explaining_ = nullptr;
   writer_ = nullptr;

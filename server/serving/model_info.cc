@@ -106,7 +106,9 @@ absl::StatusOr<v1::GetModelResponse> DescribeModelWithMethods(const ServedModel&
     for (const v1::TensorInfo& tensor : plan.tensors) {
       info->set_result_bytes(info->result_bytes() + tensor.total_bytes());
     }
-    info->set_memory_bytes(plan.memory_bytes + model::SequenceTrace::Bytes(config, tokens));
+    const int32_t stride = plan.streams ? model::SequenceTrace::StreamStride(config, tokens) : 0;
+    info->set_memory_bytes(plan.memory_bytes + model::SequenceTrace::Bytes(config, tokens, stride));
+    info->set_seconds(served.speed.Seconds(plan.work));
   }
   return response;
 }

@@ -115,7 +115,8 @@ absl::Status LoadPreprocessing(const std::string& folder, ServedModel& served) {
 }
 
 absl::StatusOr<std::shared_ptr<const ServedModel>> LoadOne(const ModelSource& source,
-                                                           const model::Device& device) {
+                                                           const model::Device& device,
+                                                           ThreadPool* pool) {
   const absl::Time begin = absl::Now();
   auto served = std::make_shared<ServedModel>();
   served->name = source.name;
@@ -128,6 +129,7 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> LoadOne(const ModelSource& so
                                   ? LoadPreprocessing(source.folder, *served)
                                   : LoadTokenizer(source.folder, *served);
   if (!status.ok()) return Annotate(source, status);
+  if (pool != nullptr) served->speed = explain::Speed::Measure(*pool, *served->model);
   served->load_seconds = absl::ToDoubleSeconds(absl::Now() - begin);
   return served;
 }
@@ -183,7 +185,7 @@ std::string WithoutPath(const ModelSource& source, const absl::Status& status) {
 
 absl::StatusOr<std::unique_ptr<const ModelRepository>> ModelRepository::Load(
     const std::vector<std::string>& sources, const std::string& repository_folder,
-    const model::Device& device) {
+    const model::Device& device, ThreadPool* pool) {
   std::vector<ModelSource> all;
   for (const std::string& text : sources) {
     ASSIGN_OR_RETURN(all.emplace_back(), ParseModelSource(text));
@@ -199,7 +201,7 @@ absl::StatusOr<std::unique_ptr<const ModelRepository>> ModelRepository::Load(
   auto repository = std::make_unique<ModelRepository>();
   absl::Status first_failure;
   for (const ModelSource& source : all) {
-    auto served = LoadOne(source, device);
+    auto served = LoadOne(source, device, pool);
     if (served.ok()) {
       repository->models_.push_back(*std::move(served));
       continue;

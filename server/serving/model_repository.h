@@ -7,6 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/base/thread_pool.h"
+#include "server/explain/speed.h"
 #include "server/model/image.h"
 #include "server/model/mamba_model.h"
 #include "server/model/tokenizer.h"
@@ -21,6 +23,7 @@ struct ServedModel {
   std::unique_ptr<const model::Tokenizer> tokenizer;  // null: token ids only
   std::string tokenizer_note;                         // why it is null
   model::ImagePreprocessing preprocessing;            // of image models
+  explain::Speed speed;                               // measured when it was loaded, or all 0
   double load_seconds = 0;
 };
 
@@ -41,10 +44,10 @@ class ModelRepository {
   // Loads the sources and everything in `repository_folder` ("" = none), which is laid out as
   // <model>/<version>/ with a Hugging Face folder in each. One that fails is logged and listed and
   // harms no other; if all do, the first failure is returned, naming the model. They run on
-  // `device`.
+  // `device`. On `pool`, if given, their speed is measured.
   static absl::StatusOr<std::unique_ptr<const ModelRepository>> Load(
       const std::vector<std::string>& sources, const std::string& repository_folder,
-      const model::Device& device = {});
+      const model::Device& device = {}, ThreadPool* pool = nullptr);
 
   // `name` (its newest version) or `name@version`; kNotFound names what exists, kFailedPrecondition
   // says why a model could not be loaded.

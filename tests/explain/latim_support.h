@@ -115,26 +115,6 @@ inline std::unique_ptr<Traced> TraceRandom(const model::MambaModel& model, int s
   return std::make_unique<Traced>(model, std::move(image));
 }
 
-// Runs an explanation of any subject: of other pools, spans or values than Explain has.
-inline Explained ExplainSubject(const explain::Subject& subject,
-                                const v1::Explanation& explanation) {
-  const explain::Method* method = explain::FindMethod(explain::MethodName(explanation));
-  Explained explained;
-  explained.plan =
-      method->MakePlan(explanation, subject.model->config(), subject.tokens, v1::DATA_TYPE_FP32);
-  CollectingSink sink;
-  explain::TensorWriter writer("id", explained.plan.tensors, 1024, &sink);
-  const auto explaining = method->Start(explanation, subject);
-  for (int32_t slice = 0; slice < explained.plan.slices && explained.status.ok(); ++slice) {
-    explained.status = explaining->Step(writer);
-  }
-  if (!explained.status.ok()) return explained;
-  explained.quality = explaining->quality();
-  explained.tensors = Join(explained.plan.tensors, sink.events, 1024);
-  writer.Finish();
-  return explained;
-}
-
 inline const DeliveredTensor& Tensor(const Explained& explained, const std::string& name) {
   for (const DeliveredTensor& tensor : explained.tensors) {
     if (tensor.info.name() == name) return tensor;

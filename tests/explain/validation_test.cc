@@ -27,6 +27,7 @@ model::ModelConfig Config() {
   config.d_conv = 4;
   config.dt_rank = 4;
   config.layers = 6;
+  config.end_of_text = {0};
   return config;
 }
 

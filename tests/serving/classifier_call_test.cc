@@ -118,11 +118,10 @@ TEST(ClassifierCall, WhatWouldBeIgnoredIsRefused) {
   EXPECT_THAT(Refusal(request), HasSubstr("answers with classes"));
 }
 
-TEST(ClassifierCall, AMethodThatCannotExplainItSaysSo) {
+TEST(ClassifierCall, AVariantThatCannotExplainItSaysSo) {
   v1::PredictRequest request = TokensRequest("mean");
-  request.add_explanations()->mutable_attention_rollout();
-  EXPECT_THAT(Refusal(request, absl::StatusCode::kUnimplemented),
-              HasSubstr("attention_rollout does not explain model 'mean' (mamba, mean pooling)"));
+  request.add_explanations()->mutable_attention_rollout()->set_variant(v1::VARIANT_CODE);
+  EXPECT_THAT(Refusal(request), HasSubstr("explanations[0].attention_rollout.variant"));
 }
 
 TEST(ImageCall, ATensorIsClassified) {
