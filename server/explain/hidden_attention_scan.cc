@@ -143,8 +143,8 @@ class ScanExplainer : public Explaining {
       turned_.Reserve(count * size);
       make(direction, turned_.data());
       for (int64_t m = 0; m < count; ++m) {
-        AddPart(*subject_.pool, turned_.data() + m * size, size, 1, /*turned=*/true,
-                /*overwrite=*/!both, maps + m * size);
+        AddTurned(*subject_.pool, turned_.data() + m * size, size, /*overwrite=*/!both,
+                  maps + m * size);
       }
     }
   }

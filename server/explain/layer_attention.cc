@@ -187,7 +187,7 @@ void LayerAttention::AddMap(int64_t piece, float* map) {
     } else {
       part_.Reserve(prefix_ * prefix_);
       MakeMap(members, 1, part, part_.data());
-      AddPart(*pool_, part_.data(), prefix_ * prefix_, 1.0f, /*turned=*/true, !add, map);
+      AddTurned(*pool_, part_.data(), prefix_ * prefix_, /*overwrite=*/!add, map);
     }
     add = true;
   }
@@ -346,15 +346,12 @@ std::vector<int32_t> LargestFirst(std::span<const double> mass, int32_t count) {
   return channels;
 }
 
-void AddPart(ThreadPool& pool, const float* part, int64_t size, float scale, bool turned,
-             bool overwrite, float* map) {
-  const float* const from = turned ? part + size - 1 : part;
-  const int64_t step = turned ? -1 : 1;
+void AddTurned(ThreadPool& pool, const float* part, int64_t size, bool overwrite, float* map) {
   pool.Split(size, 1024, [&](int64_t begin, int64_t end) {
     if (overwrite) {
-      for (int64_t i = begin; i < end; ++i) map[i] = scale * from[step * i];
+      for (int64_t i = begin; i < end; ++i) map[i] = part[size - 1 - i];
     } else {
-      for (int64_t i = begin; i < end; ++i) map[i] += scale * from[step * i];
+      for (int64_t i = begin; i < end; ++i) map[i] += part[size - 1 - i];
     }
   });
 }

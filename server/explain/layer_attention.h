@@ -154,9 +154,8 @@ class LayerAttention {
 // number comes first, so that the result shows it.
 std::vector<int32_t> LargestFirst(std::span<const double> mass, int32_t count);
 
-// map (+)= scale part, or part turned round on both axes.
-void AddPart(ThreadPool& pool, const float* part, int64_t size, float scale, bool turned,
-             bool overwrite, float* map);
+// map (+)= part turned round on both axes: a backward scan's map in the order of the tokens.
+void AddTurned(ThreadPool& pool, const float* part, int64_t size, bool overwrite, float* map);
 
 // The adjoint scans work on this many channels side by side, and copy a group that is not full.
 constexpr int64_t kAdjointGroup = 64;
