@@ -16,7 +16,7 @@ namespace mambascope::kernels {
 // 1 <= count <= kMostRowsInBlock, 0 <= first, first + count <= scan.tokens (checked). `rows` is
 // dense, borrowed for the call and written completely. A scan of Mamba-2's heads works as it is
 // (d_inner = heads of one group, that group's B and C). Work is count x L D N multiply-adds
-// and L D N exponentials, memory beyond the result 4 KiB x N a thread.
+// and L D N exponentials, memory beyond the result 8 KiB x N a thread.
 inline constexpr int64_t kMostRowsInBlock = 16;
 void TargetRowBlock(ThreadPool& pool, const ScanParameters& scan, int64_t first, int64_t count,
                     float* rows);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "server/base/array.h"
 #include "tests/support/reference_attention.h"
 #include "tests/support/reference_kernels.h"
 
@@ -16,11 +17,14 @@ using reference::OnEveryTarget;
 using reference::RandomScan;
 using reference::SameBits;
 
-std::vector<float> Block(ThreadPool& pool, const ScanParameters& scan, int64_t first,
-                         int64_t count) {
-  std::vector<float> rows(count * (first + count) * scan.d_inner, 12345.0f);
-  TargetRowBlock(pool, scan, first, count, rows.data());
-  return rows;
+// Of rows on a register's boundary, which are written past the caches, and of others.
+std::vector<float> Block(ThreadPool& pool, const ScanParameters& scan, int64_t first, int64_t count,
+                         int64_t offset = 0) {
+  const int64_t size = count * (first + count) * scan.d_inner;
+  Array<float> rows(offset + size);
+  std::fill(rows.begin(), rows.end(), 12345.0f);
+  TargetRowBlock(pool, scan, first, count, rows.data() + offset);
+  return {rows.data() + offset, rows.data() + offset + size};
 }
 
 std::vector<int32_t> All(int64_t count) {
@@ -86,11 +90,12 @@ TEST(RowBlock, ARowHasTheBitsOfItsTargetAlone) {
   });
 }
 
-TEST(RowBlock, ThreadsDoNotChangeABit) {
+TEST(RowBlock, NeitherThreadsNorAlignmentChangeABit) {
   ThreadPool one(1), two(2), five(5);
   OnEveryBlock([&](const ScanParameters& scan, int64_t first, int64_t count) {
     const std::vector<float> alone = Block(one, scan, first, count);
     EXPECT_TRUE(SameBits(Block(two, scan, first, count), alone));
+    EXPECT_TRUE(SameBits(Block(two, scan, first, count, /*offset=*/1), alone));
     EXPECT_TRUE(SameBits(Block(five, scan, first, count), alone));
   });
 }
