@@ -6,6 +6,7 @@
 #include "benchmark/benchmark.h"
 #include "server/kernels/gemm.h"
 #include "server/kernels/hidden_attention.h"
+#include "server/kernels/row_block.h"
 #include "tests/support/reference_attention.h"
 
 namespace mambascope::kernels {
@@ -61,6 +62,13 @@ void TargetRowsBench(benchmark::State& state) {
   Measure(state, L, L * kChannels,
           [L](auto& pool, auto& scan, float* out) { TargetRows(pool, scan, L - 1, false, out); });
 }
+// The last rows of the map: work of one row each, to hold against TargetRows.
+void TargetRowBlockBench(benchmark::State& state) {
+  const int64_t L = state.range(0), rows = kMostRowsInBlock;
+  Measure(state, L * rows, rows * L * kChannels, [&](auto& pool, auto& scan, float* out) {
+    TargetRowBlock(pool, scan, L - rows, rows, out);
+  });
+}
 void MeanAdjointBench(benchmark::State& state) {
   const int64_t L = state.range(0);
   const std::vector<float> v(L, 1.0f);
@@ -86,6 +94,11 @@ BENCHMARK(MeanMapBench)->Name("MeanMap")->Apply(Maps);
 BENCHMARK(AbsMeanMapBench)->Name("AbsMeanMap")->Apply(Maps);
 BENCHMARK(ChannelMassBench)->Name("ChannelMass")->Apply(Maps);
 BENCHMARK(TargetRowsBench)->Name("TargetRows")->Apply(Scans);
+BENCHMARK(TargetRowBlockBench)
+    ->Name("TargetRowBlock")
+    ->ArgsProduct({{512, 1024}, {1, 2}})
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
 BENCHMARK(MeanAdjointBench)->Name("MeanAdjoint")->Apply(Scans);
 BENCHMARK(MeanForwardBench)->Name("MeanForward")->Apply(Scans);
 
