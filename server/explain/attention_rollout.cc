@@ -14,8 +14,8 @@
 #include "server/explain/method.h"
 #include "server/explain/options.h"
 #include "server/explain/reconstruction.h"
+#include "server/explain/rollout_product.h"
 #include "server/explain/target_row.h"
-#include "server/kernels/gemm.h"
 
 namespace mambascope::explain {
 namespace {
@@ -23,8 +23,6 @@ namespace {
 constexpr absl::string_view kName = "attention_rollout";
 using Rollout = v1::AttentionRollout;
 
-// Rows of the product that one task turns over; its block of results stays in the first cache.
-constexpr int64_t kBlock = 64;
 constexpr int64_t kProductWork = int64_t{1} << 30;  // multiply-adds of a slice, about 20 ms
 
 // What the options come to for a model and an input.
@@ -70,13 +68,10 @@ struct Setup {
   int64_t sum_steps() const {
     return kind == Kind::kAdjointRow && row_sum ? attention.pieces() : 0;
   }
-  // Multiply-adds of a layer.
-  int64_t ProductWork() const { return prefix * prefix * prefix / (causal ? 6 : 1); }
-  int64_t product_blocks() const { return (prefix + kBlock - 1) / kBlock; }
   int64_t product_steps() const {
     if (kind != Kind::kProduct) return 0;
-    const int64_t work = ProductWork();
-    return std::clamp<int64_t>(work / kProductWork, 1, product_blocks());
+    const int64_t work = RolloutProduct::Work(prefix, causal);
+    return std::clamp<int64_t>(work / kProductWork, 1, RolloutProduct::Blocks(prefix));
   }
   int64_t steps_per_layer() const {
     return attention.rank_pieces() + sum_steps() + attention.pieces() + product_steps();
@@ -102,9 +97,7 @@ class Explainer : public Explaining {
         reconstruction_(subject) {
     const int64_t prefix = setup_.prefix;
     if (all_rows()) {
-      product_ = Array<float>(prefix * prefix);
-      std::fill(product_.begin(), product_.end(), 0.0f);
-      for (int64_t i = 0; i < prefix; ++i) product_[i * prefix + i] = 1;
+      product_ = RolloutProduct(prefix, setup_.causal);
     } else {
       weights_ = setup_.target.Weights(subject);
       row_.assign(weights_.begin(), weights_.end());
@@ -191,7 +184,9 @@ class Explainer : public Explaining {
           attention.AddMap(step, map_.data());
           if (last_piece) return SumRows(layer);
         } else {
-          MultiplyProduct(step - attention.pieces());
+          const int64_t part = step - attention.pieces(), parts = setup_.product_steps();
+          product_.Multiply(*subject_.pool, map_.data(), setup_.row_sum ? sums_.data() : nullptr,
+                            part, parts);
         }
         break;
     }
@@ -259,71 +254,10 @@ class Explainer : public Explaining {
     return absl::OkStatus();
   }
 
-  // R <- (I + map) R in place, rows divided by their sums. `product_` holds R transposed, so that a
-  // task owns some columns of R and needs no other's.
-  void MultiplyProduct(int64_t step) {
-    const int64_t blocks = setup_.product_blocks(), steps = setup_.product_steps();
-    const int64_t first = blocks * step / steps, end = blocks * (step + 1) / steps;
-    const int64_t L = setup_.prefix;
-    subject_.pool->Run(end - first, [&](int64_t task) {
-      const int64_t column = (first + task) * kBlock, columns = std::min(kBlock, L - column);
-      setup_.causal ? MultiplyTriangle(column, columns) : MultiplySquare(column, columns);
-    });
-  }
-
-  // Row i of the new R reads rows <= i of the old one: blocks of rows are taken from the last to
-  // the first.
-  void MultiplyTriangle(int64_t column, int64_t columns) {
-    const int64_t L = setup_.prefix;
-    float* const block = product_.data() + column * L;
-    Array<float> added(kBlock * kBlock);
-    for (int64_t row = (L - 1) / kBlock * kBlock; row >= column; row -= kBlock) {
-      const int64_t rows = std::min(kBlock, L - row);
-      const int64_t read = row + rows - column;  // both factors are 0 elsewhere
-      kernels::GemmBlock({block + column, columns, read, L},
-                         {map_.data() + row * L + column, rows, read, L}, /*accumulate=*/false,
-                         {added.data(), columns, rows, kBlock});
-      AddRows(block, row, rows, columns, added.data(), kBlock);
-    }
-  }
-
-  void MultiplySquare(int64_t column, int64_t columns) {
-    const int64_t L = setup_.prefix;
-    float* const block = product_.data() + column * L;
-    Array<float> added(kBlock * L);
-    for (int64_t row = 0; row < L; row += kBlock) {
-      kernels::GemmBlock(
-          {block, columns, L, L}, {map_.data() + row * L, std::min(kBlock, L - row), L, L},
-          /*accumulate=*/false, {added.data() + row, columns, std::min(kBlock, L - row), L});
-    }
-    AddRows(block, 0, L, columns, added.data(), L);
-  }
-
-  // To rows [row, row + rows) of R's columns in `block`.
-  void AddRows(float* block, int64_t row, int64_t rows, int64_t columns, const float* added,
-               int64_t stride) {
-    for (int64_t c = 0; c < columns; ++c) {
-      float* const values = block + c * setup_.prefix + row;
-      for (int64_t i = 0; i < rows; ++i) {
-        values[i] += added[c * stride + i];
-        if (setup_.row_sum) values[i] = static_cast<float>(values[i] / sums_[row + i]);
-      }
-    }
-  }
-
   absl::Status WriteProduct(TensorWriter& writer) {
-    RETURN_IF_ERROR(CheckFinite(kName, LastLayer(), product_));
-    const int64_t L = setup_.prefix;
-    Array<float> rows(std::min(kBlock, L) * L);
-    for (int64_t begin = 0; begin < L; begin += kBlock) {
-      const int64_t count = std::min(kBlock, L - begin);
-      subject_.pool->Split(L, kBlock, [&](int64_t first, int64_t end) {
-        for (int64_t j = first; j < end; ++j) {
-          for (int64_t i = 0; i < count; ++i) rows[i * L + j] = product_[j * L + begin + i];
-        }
-      });
-      writer.Write(kName, std::span<const float>(rows.data(), count * L));
-    }
+    RETURN_IF_ERROR(CheckFinite(kName, LastLayer(), product_.values()));
+    product_.ForEachBlock(*subject_.pool,
+                          [&](std::span<const float> rows) { writer.Write(kName, rows); });
     return absl::OkStatus();
   }
 
@@ -348,7 +282,7 @@ class Explainer : public Explaining {
   Reconstruction reconstruction_;
   int64_t next_ = 0;
   Array<float> map_;           // of a layer
-  Array<float> product_;       // [prefix, prefix]: R of the layers so far, transposed
+  RolloutProduct product_;     // of the layers so far
   std::vector<double> row_;    // or one row of R
   std::vector<double> sums_;   // of the rows of I + alpha of a layer
   std::vector<double> added_;  // what a layer adds to the row
@@ -400,12 +334,7 @@ class AttentionRollout : public Method {
     constexpr int64_t kRows = 10;  // three rows in double, and float forms of one and its input
     int64_t floats = kRows * tokens;
     if (setup.kind == Setup::Kind::kMapRow) floats += setup.prefix * setup.prefix;
-    if (all_rows) {
-      constexpr int64_t kThreads = 16;
-      floats +=
-          2 * tokens * tokens + kBlock * tokens +
-          std::min(kThreads, setup.product_blocks()) * kBlock * (setup.causal ? kBlock : tokens);
-    }
+    if (all_rows) floats += tokens * tokens + RolloutProduct::MemoryFloats(tokens, setup.causal);
     plan.memory_bytes = setup.attention.memory_bytes() + 4 * floats +
                         Reconstruction::MemoryBytes(config, setup.prefix);
     const bool maps = all_rows || setup.kind == Setup::Kind::kMapRow;
@@ -413,7 +342,8 @@ class AttentionRollout : public Method {
     if (setup.sum_steps() > 0) layer += setup.attention.work();
     layer += maps ? Reconstruction::MapsWork(config, setup.prefix)
                   : Reconstruction::RowWork(config, setup.prefix);
-    if (all_rows) layer.gemm += static_cast<double>(setup.ProductWork());
+    if (all_rows)
+      layer.gemm += static_cast<double>(RolloutProduct::Work(setup.prefix, setup.causal));
     plan.work = setup.layers * layer;
     return plan;
   }

@@ -1,10 +1,10 @@
 #include "server/explain/unified_attention.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "server/kernels/scan_backward.h"
+#include "server/kernels/unified_map.h"
 
 namespace mambascope::explain {
 namespace {
@@ -14,72 +14,9 @@ constexpr int64_t kMapWork = int64_t{1} << 28;
 constexpr int64_t kScanWork = int64_t{1} << 23;
 constexpr int64_t kSliceFloats = int64_t{1} << 20;  // of single channels' maps
 
-// Maps of alpha that stand side by side, and channels made of them at a time.
-constexpr int64_t kBatchFloats = int64_t{1} << 22;
-constexpr int64_t kBatchMaps = 16;
-constexpr int64_t kBatchChannels = 64;
-constexpr int64_t kRows = 8;  // of a task
-
-int64_t BatchMaps(int64_t tokens) {
-  return std::clamp<int64_t>(kBatchFloats / (tokens * tokens), 1, kBatchMaps);
-}
-
 float Silu(float v) { return v / (1 + std::exp(-v)); }
 
-// f(c) / c, frozen.
-float Slope(kernels::Activation activation, float c) {
-  switch (activation) {
-    case kernels::Activation::kSilu:
-      return 1 / (1 + std::exp(-c));
-    case kernels::Activation::kRelu:
-      return c > 0 ? 1.0f : 0.0f;
-    case kernels::Activation::kIdentity:
-      break;
-  }
-  return 1;
-}
-
-// One direction's factors of a channel's map; columns in the scan's own order.
-struct Factors {
-  const float* alpha;   // [tokens, tokens]
-  const float* slopes;  // [tokens]
-  const float* taps;    // [d_conv] as in the checkpoint
-  float skip, bias;
-};
-
-// Row i, without the gate: out[j] = sum_k taps[last - k] (alpha + D)[i, j + k] slopes[j + k] for
-// j <= i. Returns what the bias gives. `weighted` is scratch, [tokens + d_conv].
-double MakeRow(const Factors& of, int64_t tokens, int64_t i, int64_t d_conv, float* weighted,
-               float* out) {
-  const float* alpha = of.alpha + i * tokens;
-  for (int64_t m = 0; m <= i; ++m) weighted[m] = alpha[m] * of.slopes[m];
-  weighted[i] += of.skip * of.slopes[i];
-  std::fill_n(weighted + i + 1, d_conv - 1, 0.0f);
-  for (int64_t j = 0; j <= i; ++j) out[j] = of.taps[d_conv - 1] * weighted[j];
-  for (int64_t k = 1; k < d_conv; ++k) {
-    const float tap = of.taps[d_conv - 1 - k];
-    for (int64_t j = 0; j <= i; ++j) out[j] += tap * weighted[j + k];
-  }
-  if (of.bias == 0) return 0;
-  std::array<float, 8> sums = {};
-  int64_t m = 0;
-  for (; m + 8 <= i + 1; m += 8) {
-    for (int64_t s = 0; s < 8; ++s) sums[s] += weighted[m + s];
-  }
-  double sum = 0;
-  for (; m <= i; ++m) sum += weighted[m];
-  for (const float part : sums) sum += part;
-  return sum * of.bias;
-}
-
 }  // namespace
-
-// A few channels and the maps that they are made of.
-struct UnifiedAttention::Batch {
-  std::vector<int64_t> map_of;   // by channel, its place among the maps
-  const float* gates = nullptr;  // [channels, tokens]
-  const float* slopes[2] = {};   // [channels, tokens], in the direction's own order
-};
 
 UnifiedAttention::UnifiedAttention(const HiddenAttentionSetup& setup)
     : config_(setup.config),
@@ -122,17 +59,10 @@ UnifiedAttention::UnifiedAttention(const HiddenAttentionSetup& setup)
 }
 
 int64_t UnifiedAttention::memory_bytes() const {
-  const auto scans = static_cast<int64_t>(directions_.size());
   int64_t maps = 0, rows = 0;
-  const auto maps_of = [&](int64_t tokens, int64_t channels) {
-    const int64_t batch = std::min(kBatchChannels, channels);
-    constexpr int64_t kThreads = 16;
-    return scans * std::min(BatchMaps(tokens), channels) * tokens * tokens +
-           batch * (1 + scans) * tokens + 3 * kThreads * (tokens + config_.d_conv);
-  };
-  if (rank_.count() > 0) maps = maps_of(scanned_, rank_.size) + 2 * rank_.size * scanned_;
+  if (rank_.count() > 0) maps = BatchFloats(scanned_, rank_.size) + 2 * rank_.size * scanned_;
   if (by_map_) {
-    maps = std::max(maps, maps_of(prefix_, pieces_.size));
+    maps = std::max(maps, BatchFloats(prefix_, pieces_.size));
   } else {
     rows = pieces_.size * (3 * prefix_ + scanned_ + config_.d_state) +
            kAdjointGroup * (prefix_ + 16 * config_.d_state);
@@ -167,6 +97,9 @@ void UnifiedAttention::Open(const Subject& subject, int32_t layer, const float* 
   layer_ = layer;
   model::RunLayerOnce(*pool_, *model_, layer, stream, scanned_, model::LayerParts::kAll,
                       activations_);
+  for (const int32_t direction : directions_) {
+    scans_[direction] = model::ScanOf(*model_, layer, direction, activations_);
+  }
 }
 
 float UnifiedAttention::Gate(int64_t token, int32_t channel) const {
@@ -180,118 +113,18 @@ float UnifiedAttention::Gate(int64_t token, int32_t channel) const {
   return config_.family == model::Family::kVim && config_.vision.divide_out ? 0.5f * gate : gate;
 }
 
-kernels::ScanParameters UnifiedAttention::ScanOf(int32_t direction, int64_t tokens) {
-  kernels::ScanParameters scan = model::ScanOf(*model_, layer_, direction, activations_);
+kernels::ScanParameters UnifiedAttention::ScanOfMap(int32_t direction, int32_t map,
+                                                    int64_t tokens) const {
+  kernels::ScanParameters scan = scans_[direction];
+  const int64_t group = map / (config_.maps() / config_.groups);
   scan.tokens = tokens;
+  scan.B += group * config_.d_state;
+  scan.C += group * config_.d_state;
   return scan;
 }
 
 std::span<const int32_t> UnifiedAttention::Members(int64_t piece) const {
   return channels().subspan(pieces_.begin(piece), PieceChannels(piece));
-}
-
-int64_t UnifiedAttention::BatchOf(std::span<const int32_t> channels, int64_t tokens) const {
-  const int64_t shared = config_.channels_per_map(), most = BatchMaps(tokens);
-  int64_t count = 0, maps = 0;
-  for (const int32_t channel : channels) {
-    if (count == 0 || channel / shared != channels[count - 1] / shared) ++maps;
-    if (maps > most || count == kBatchChannels) break;
-    ++count;
-  }
-  return count;
-}
-
-void UnifiedAttention::MakeBatch(std::span<const int32_t> channels, int64_t tokens, Batch& batch) {
-  const int64_t shared = config_.channels_per_map(), of_group = config_.maps() / config_.groups;
-  std::vector<int32_t> maps;
-  batch.map_of.clear();
-  for (const int32_t channel : channels) {
-    const auto map = static_cast<int32_t>(channel / shared);
-    if (maps.empty() || maps.back() != map) maps.push_back(map);
-    batch.map_of.push_back(static_cast<int64_t>(maps.size()) - 1);
-  }
-  const auto count = static_cast<int64_t>(maps.size());
-  for (const int32_t direction : directions_) {
-    maps_[direction].Reserve(count * tokens * tokens);
-    for (int64_t first = 0, last = 0; first < count; first = last) {
-      const int64_t group = maps[first] / of_group;
-      while (last < count && maps[last] / of_group == group) ++last;
-      kernels::ScanParameters scan = ScanOf(direction, tokens);
-      scan.B += group * config_.d_state;
-      scan.C += group * config_.d_state;
-      kernels::ChannelMaps(*pool_, scan, std::span(maps).subspan(first, last - first),
-                           maps_[direction].data() + first * tokens * tokens);
-    }
-  }
-  GatherColumns(channels, tokens, batch);
-}
-
-void UnifiedAttention::GatherColumns(std::span<const int32_t> channels, int64_t tokens,
-                                     Batch& batch) {
-  const auto count = static_cast<int64_t>(channels.size());
-  const int64_t size = count * tokens, width = config_.conv_channels();
-  columns_.Reserve((1 + static_cast<int64_t>(directions_.size())) * size);
-  float* column = columns_.data();
-  batch.gates = column;
-  pool_->Split(tokens, 16, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      for (int64_t c = 0; c < count; ++c) column[c * tokens + i] = Gate(i, channels[c]);
-    }
-  });
-  for (const int32_t direction : directions_) {
-    column += size;
-    batch.slopes[direction] = column;
-    const float* input = activations_.branches[direction].c.data();
-    pool_->Split(tokens, 16, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        for (int64_t c = 0; c < count; ++c) {
-          column[c * tokens + i] = Slope(config_.conv_activation, input[i * width + channels[c]]);
-        }
-      }
-    });
-  }
-}
-
-void UnifiedAttention::ForEachRow(std::span<const int32_t> channels, int64_t tokens, UseRow use) {
-  Batch batch;
-  const int64_t taps = config_.d_conv, shared = config_.channels_per_map();
-  const auto& branches = model_->weights().layer(layer_).branches;
-  for (int64_t first = 0; first < static_cast<int64_t>(channels.size());) {
-    const int64_t count = BatchOf(channels.subspan(first), tokens);
-    const auto members = channels.subspan(first, count);
-    MakeBatch(members, tokens, batch);
-    const auto factors = [&](int32_t direction, int64_t c) {
-      const int32_t channel = members[c];
-      const model::BranchWeights& branch = branches[direction];
-      return Factors{maps_[direction].data() + batch.map_of[c] * tokens * tokens,
-                     batch.slopes[direction] + c * tokens, branch.conv1d + channel * taps,
-                     branch.D[channel / shared],
-                     branch.conv1d_bias == nullptr ? 0 : branch.conv1d_bias[channel]};
-    };
-    pool_->Run((tokens + kRows - 1) / kRows, [&](int64_t task) {
-      Array<float> weighted(tokens + taps), row(tokens), backward(tokens);
-      for (int64_t i = task * kRows; i < std::min((task + 1) * kRows, tokens); ++i) {
-        for (int64_t c = 0; c < count; ++c) {
-          const int64_t end = directions_.back() == 1 ? tokens : i + 1;
-          double constant = 0;
-          std::fill_n(row.data(), end, 0.0f);
-          if (directions_[0] == 0) {
-            constant += MakeRow(factors(0, c), tokens, i, taps, weighted.data(), row.data());
-          }
-          if (directions_.back() == 1) {
-            const int64_t place = Place(1, i, tokens);
-            constant +=
-                MakeRow(factors(1, c), tokens, place, taps, weighted.data(), backward.data());
-            for (int64_t j = 0; j <= place; ++j) row[tokens - 1 - j] += backward[j];
-          }
-          const float gate = batch.gates[c * tokens + i];
-          for (int64_t j = 0; j < end; ++j) row[j] *= gate;
-          use(first + c, i, std::span<const float>(row.data(), end), gate * constant);
-        }
-      }
-    });
-    first += count;
-  }
 }
 
 void UnifiedAttention::Rank(int64_t piece) {
@@ -324,11 +157,7 @@ void UnifiedAttention::AddMap(int64_t piece, float* map, std::span<double> const
              [&](int64_t, int64_t i, std::span<const float> row, double constant) {
                float* const to = map + i * prefix_;
                const auto count = static_cast<int64_t>(row.size());
-               if (absolute) {
-                 for (int64_t j = 0; j < count; ++j) to[j] += std::fabs(row[j]);
-               } else {
-                 for (int64_t j = 0; j < count; ++j) to[j] += row[j];
-               }
+               kernels::AddRowTo(row.data(), count, absolute, to);
                constants[i] += scale * (absolute ? std::fabs(constant) : constant);
              });
   if (piece + 1 < pieces()) return;
@@ -401,7 +230,8 @@ void UnifiedAttention::AdjointOfGates(std::span<const int32_t> channels, int32_t
                                       std::span<const float> weights) {
   const auto count = static_cast<int64_t>(channels.size());
   const int64_t shared = config_.channels_per_map();
-  const kernels::ScanParameters scan = ScanOf(direction, prefix_);
+  kernels::ScanParameters scan = scans_[direction];
+  scan.tokens = prefix_;
   scratch_.Reserve(prefix_ * count);
   std::vector<int32_t> maps;  // by channel
   for (const int32_t channel : channels) maps.push_back(static_cast<int32_t>(channel / shared));
@@ -456,7 +286,7 @@ void UnifiedAttention::AddDirectionRows(std::span<const int32_t> channels, int32
           values[c] += weights[token] * Gate(token, channels[c]) *
                        branch.D[channels[c] / config_.channels_per_map()];
         }
-        values[c] *= Slope(config_.conv_activation, input[m * width + channels[c]]);
+        values[c] *= Slope(input[m * width + channels[c]]);
         if (branch.conv1d_bias != nullptr) {
           constants[c] += static_cast<double>(branch.conv1d_bias[channels[c]]) * values[c];
         }

@@ -77,6 +77,10 @@ class UnifiedAttention {
     return direction == 0 ? token : tokens - 1 - token;
   }
   std::span<const int32_t> Members(int64_t piece) const;
+  // f(c) / c of the convolution's activation, frozen.
+  float Slope(float c) const;
+  // What a batch of maps and its strips allocate.
+  int64_t BatchFloats(int64_t tokens, int64_t channels) const;
   // How many of the first channels fit into one batch of maps.
   int64_t BatchOf(std::span<const int32_t> channels, int64_t tokens) const;
   void MakeBatch(std::span<const int32_t> channels, int64_t tokens, Batch& batch);
@@ -87,7 +91,10 @@ class UnifiedAttention {
   void AddDirectionRows(std::span<const int32_t> channels, int32_t direction,
                         std::span<const float> weights, float* rows, int64_t stride,
                         std::span<double> constants);
-  kernels::ScanParameters ScanOf(int32_t direction, int64_t tokens);
+  void StripRows(const Batch& batch, std::span<const int32_t> channels, int64_t tokens,
+                 int64_t strip, int64_t first, UseRow use) const;
+  // The first tokens of a direction's scan with the B and C of a map's group.
+  kernels::ScanParameters ScanOfMap(int32_t direction, int32_t map, int64_t tokens) const;
 
   const model::ModelConfig& config_;
   const ChannelReduction reduction_;
@@ -104,11 +111,12 @@ class UnifiedAttention {
   model::LayerActivations activations_;
   std::vector<double> mass_;
   ChannelSelection selection_;
-  Array<float> maps_[2];  // alpha of a batch
-  Array<float> columns_;  // of a batch: gate and slopes by channel
-  Array<float> rows_;     // of a piece
-  Array<float> scratch_;  // of a direction
-  Array<float> heads_;    // rows of alpha
+  kernels::ScanParameters scans_[2];  // of the open layer
+  Array<float> factors_[2];           // of a batch's maps
+  Array<float> columns_;              // of a batch: gate and slopes by channel
+  Array<float> rows_;                 // of a piece
+  Array<float> scratch_;              // of a direction
+  Array<float> heads_;                // rows of alpha
 };
 
 }  // namespace mambascope::explain

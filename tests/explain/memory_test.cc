@@ -9,6 +9,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/explain/explained.h"
+#include "tests/explain/properties.h"
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 
@@ -70,7 +71,9 @@ int64_t PeakOf(testing::Traced& traced, const v1::Explanation& explanation) {
   explain::TensorWriter writer("id", plan.tensors, 1024, &sink);
   const int64_t before = held.load();
   peak.store(before);
-  const auto explaining = method->Start(explanation, traced.SubjectAt(traced.trace.tokens - 1));
+  const int64_t position =
+      explain::PositionOf(explanation, traced.model().config(), traced.trace.tokens);
+  const auto explaining = method->Start(explanation, traced.SubjectAt(position));
   for (int32_t slice = 0; slice < plan.slices; ++slice) {
     EXPECT_TRUE(explaining->Step(writer).ok());
   }
@@ -90,7 +93,10 @@ void AddContributions(std::vector<v1::Explanation>& all) {
   all.emplace_back().mutable_edge_lens()->set_top(50);
 }
 
-std::vector<v1::Explanation> Explanations() {
+// Of all methods here; those of CODE are for models that read one row, and the inner parts name one
+// of two scans.
+std::vector<v1::Explanation> Explanations(const model::ModelConfig& config) {
+  const bool two = config.directions() == 2;
   std::vector<v1::Explanation> all;
   for (const auto how :
        {v1::REDUCTION_MEAN, v1::REDUCTION_ABS_MEAN, v1::REDUCTION_TOP_K, v1::REDUCTION_CHANNELS}) {
@@ -102,6 +108,9 @@ std::vector<v1::Explanation> Explanations() {
       auto* hidden = all.emplace_back().mutable_hidden_attention();
       add_channels(hidden);
       hidden->set_rows(rows);
+      auto* mixer = all.emplace_back().mutable_hidden_attention();
+      *mixer = all[all.size() - 2].hidden_attention();
+      mixer->set_scope(v1::HiddenAttention::SCOPE_MIXER);
       for (const auto normalization : {v1::AttentionRollout::NORMALIZATION_PAPER,
                                        v1::AttentionRollout::NORMALIZATION_ROW_SUM}) {
         auto* rollout = all.emplace_back().mutable_attention_rollout();
@@ -112,22 +121,34 @@ std::vector<v1::Explanation> Explanations() {
     }
     add_channels(all.emplace_back().mutable_raw_attention());
   }
-  all.emplace_back().mutable_raw_attention()->set_variant(v1::VARIANT_CODE);
-  all.emplace_back().mutable_attention_rollout()->set_variant(v1::VARIANT_CODE_QUIRKS);
+  if (!config.mean_pooled()) {
+    all.emplace_back().mutable_raw_attention()->set_variant(v1::VARIANT_CODE);
+    all.emplace_back().mutable_attention_rollout()->set_variant(v1::VARIANT_CODE_QUIRKS);
+  }
+  for (int kind = v1::Parameters::KIND_DELTA; kind <= v1::Parameters::KIND_STATE; ++kind) {
+    auto* parameters = all.emplace_back().mutable_parameters();
+    parameters->add_kinds(static_cast<v1::Parameters::Kind>(kind));
+    if (two) parameters->set_direction(v1::HiddenAttention::DIRECTION_BACKWARD);
+  }
   for (const auto part : {v1::PART_STATE, v1::PART_H, v1::PART_Q, v1::PART_K}) {
     auto* hidden = all.emplace_back().mutable_hidden_attention();
     hidden->set_part(part);
+    if (two) hidden->set_direction(v1::HiddenAttention::DIRECTION_BACKWARD);
     for (int c = 0; c < 20; ++c) hidden->add_channels(4 * c);
   }
-  AddContributions(all);
+  if (config.task == model::Task::kNextToken) AddContributions(all);
   return all;
 }
 
 void ExpectPlansBound(const testing::RandomModel& random) {
   const auto model = testing::LoadRandomModel(random);
-  for (const int tokens : {1, 400}) {
-    testing::Traced traced(*model, testing::RandomTokens(*model, tokens, 1));
-    for (const v1::Explanation& explanation : Explanations()) {
+  const bool image = model->config().directions() == 2;
+  for (const int64_t tokens : image ? std::vector<int64_t>{model->config().vision.tokens()}
+                                    : std::vector<int64_t>{1, 400}) {
+    testing::Traced traced =
+        image ? testing::Traced(*model, testing::RandomImage(*model, 1))
+              : testing::Traced(*model, testing::RandomTokens(*model, tokens, 1));
+    for (const v1::Explanation& explanation : Explanations(model->config())) {
       SCOPED_TRACE(std::to_string(tokens) + " tokens, " + explanation.ShortDebugString());
       const auto* method = explain::FindMethod(explain::MethodName(explanation));
       const int64_t planned =
@@ -139,8 +160,9 @@ void ExpectPlansBound(const testing::RandomModel& random) {
       // Twice, and what scratch of threads that are not there would take.
       EXPECT_LE(planned, 2 * allocated + (2 << 20));
       if (std::getenv("PRINT_MEMORY") != nullptr) {
-        std::printf("%4d tokens: %9ld planned %9ld  %s\n", tokens, static_cast<long>(allocated),
-                    static_cast<long>(planned), explanation.ShortDebugString().c_str());
+        std::printf("%4ld tokens: %9ld planned %9ld  %s\n", static_cast<long>(tokens),
+                    static_cast<long>(allocated), static_cast<long>(planned),
+                    explanation.ShortDebugString().c_str());
       }
     }
   }
@@ -165,6 +187,29 @@ TEST(Memory, PlansBoundWhatHeadsAllocate) {
   random.d_state = 16;
   random.layers = 2;
   random.groups = 3;
+  ExpectPlansBound(random);
+}
+
+TEST(Memory, PlansBoundWhatBothScansAllocate) {
+  testing::RandomModel random;
+  random.family = "vim";
+  random.d_model = 64;
+  random.d_inner = 384;
+  random.d_state = 16;
+  random.layers = 1;
+  random.classes = 10;
+  random.image_size = 76;  // 362 tokens
+  ExpectPlansBound(random);
+}
+
+TEST(Memory, PlansBoundWhatAMeanOfRowsAllocates) {
+  testing::RandomModel random;
+  random.d_model = 64;
+  random.d_inner = 384;
+  random.d_state = 16;
+  random.layers = 1;
+  random.classes = 10;
+  random.pooling = "mean";
   ExpectPlansBound(random);
 }
 
