@@ -33,13 +33,14 @@ model::ModelConfig Config() {
 
 using Found = std::vector<std::pair<std::string, std::string>>;
 
-Found Faults(const std::string& text) {
+Found FaultsIn(const std::string& text, const model::ModelConfig& config) {
   v1::Explanation explanation;
   EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &explanation)) << text;
   Violations violations;
-  FindMethod(MethodName(explanation))->Validate(explanation, Config(), 10, "o", violations);
+  FindMethod(MethodName(explanation))->Validate(explanation, config, 10, "o", violations);
   return violations.list();
 }
+Found Faults(const std::string& text) { return FaultsIn(text, Config()); }
 // Of options with numbers that the text format cannot spell.
 template <class Change>
 Found FaultsOf(const Change& change) {
@@ -162,6 +163,84 @@ TEST(Validation, EachFaultAlone) {
   EXPECT_THAT(
       Faults("hidden_attention { reduction: REDUCTION_CHANNELS " + Repeat(65, "channels: ") + "}"),
       UnorderedElementsAre(Pair("o.channels", "65 are more than 64")));
+}
+
+model::ModelConfig ConfigOf(model::Family family) {
+  model::ModelConfig config = Config();
+  config.family = family;
+  if (family == model::Family::kMamba2) {
+    config.heads = 10;
+    config.head_dim = 10;
+  }
+  config.vision.image_size = 12;
+  config.vision.patch_size = config.vision.stride = 4;
+  return config;
+}
+
+// What depends on the model.
+TEST(Validation, ScopesDirectionsAndParameters) {
+  model::ModelConfig pooled = Config();
+  pooled.task = model::Task::kTextClass;
+  pooled.pooling = model::Pooling::kMean;
+  const model::ModelConfig mamba = Config(), mamba2 = ConfigOf(model::Family::kMamba2),
+                           vim = ConfigOf(model::Family::kVim);
+  struct Case {
+    const model::ModelConfig& config;
+    const char *text, *field, *description;  // no field: nothing is wrong
+  };
+  for (const Case& c : std::vector<Case>{
+           {mamba, "hidden_attention { scope: SCOPE_MIXER rows: ROWS_TARGET }", "", ""},
+           {mamba, "hidden_attention { scope: SCOPE_MIXER part: PART_RELU }", "o.part",
+            "PART_RELU does not go with SCOPE_MIXER, which allows PART_ALPHA only"},
+           {mamba, "hidden_attention { direction: DIRECTION_FORWARD }", "o.direction",
+            "DIRECTION_FORWARD is for models with two scans only"},
+           {mamba2, "hidden_attention { reduction: REDUCTION_CHANNELS channels: 10 }",
+            "o.channels[0]", "10 is outside [0, 10)"},
+           {mamba2,
+            "hidden_attention { scope: SCOPE_MIXER reduction: REDUCTION_CHANNELS channels: 99 }",
+            "", ""},
+           {vim, "hidden_attention { direction: DIRECTION_BACKWARD part: PART_K channels: 1 }", "",
+            ""},
+           {vim, "hidden_attention { direction: DIRECTION_BOTH part: PART_H channels: 1 }",
+            "o.direction",
+            "PART_H belongs to one scan: DIRECTION_FORWARD or DIRECTION_BACKWARD must be named"},
+           {vim, "raw_attention { variant: VARIANT_CODE_QUIRKS }", "", ""},
+           {pooled, "raw_attention { reduction: REDUCTION_ABS_MEAN }", "", ""},
+           {pooled, "attention_rollout { variant: VARIANT_CODE }", "o.variant",
+            "VARIANT_CODE does not go with a model that pools the mean of all tokens, because it "
+            "explains a single row"},
+           {mamba, "parameters { }", "o.kinds", "is empty, at least 1 must be named"},
+           {mamba, "parameters { kinds: [KIND_B, KIND_C, KIND_B] }", "o.kinds[2]",
+            "2 repeats entry 0"},
+           {mamba, "parameters { kinds: KIND_B positions: 10 }", "o.positions[0]",
+            "10 is outside [0, 10)"},
+           {mamba, "parameters { kinds: KIND_B channels: 1 }", "o.channels",
+            "is not for KIND_B and KIND_C, which have none"},
+           {mamba2, "parameters { kinds: [KIND_GATE, KIND_STATE] channels: 99 }", "", ""},
+           {mamba2, "parameters { kinds: [KIND_GATE, KIND_DECAY] channels: 10 }", "o.channels[0]",
+            "10 is outside [0, 10)"},
+           {mamba, "parameters { kinds: KIND_STATE direction: DIRECTION_BACKWARD }", "o.direction",
+            "DIRECTION_BACKWARD is for models with two scans only"},
+           {vim, "parameters { kinds: KIND_STATE direction: DIRECTION_BOTH }", "o.direction",
+            "DIRECTION_BOTH: parameters belong to one scan"},
+       }) {
+    SCOPED_TRACE(c.text);
+    const Found found = FaultsIn(c.text, c.config);
+    if (*c.field == 0) {
+      EXPECT_THAT(found, IsEmpty());
+    } else {
+      EXPECT_THAT(found, UnorderedElementsAre(Pair(c.field, c.description)));
+    }
+  }
+  for (const char* method : {"raw_attention", "attention_rollout"}) {
+    const std::string span = "target { generated: 0 generated_end: 2 }";
+    EXPECT_THAT(
+        FaultsIn(span + method + " { variant: VARIANT_CODE }", mamba),
+        UnorderedElementsAre(
+            Pair("o.variant",
+                 "VARIANT_CODE does not go with a span of generated tokens, because it explains a "
+                 "single row")));
+  }
 }
 
 TEST(Validation, UnknownEnumValues) {
