@@ -90,12 +90,16 @@ assert len(ends) == 3 and all(e["quality"]["within_tolerance"] for e in ends), r
 run = predict("mamba2-classifier-tiny", "--tokens", "1,2,3", "--explain", "raw_attention", "--target", "class:2")
 assert run.returncode == 0, run.stdout
 
+run = predict("vim-tiny", "--image", str(picture), "--explain", "raw_attention",
+              "--explain", "hidden_attention:direction=backward", "--json")
+ends = [e["explanation_finished"] for e in map(json.loads, run.stdout.splitlines()) if "explanation_finished" in e]
+assert len(ends) == 2 and all(e["quality"]["within_tolerance"] for e in ends), run.stdout
+
 refused = {  # what to say, and what must be in the answer
     ("vim-tiny", "--tokens", "1"): "takes an image only",
     ("vim-tiny", "--image", "tests/golden/vim-tiny/config.json"): "image.encoded",
     ("mamba1-tiny", "--image", str(picture)): "no image",
-    ("vim-tiny", "--image", str(picture), "--explain", "raw_attention"): "no method does",
-    ("mamba1-classifier-tiny", "--tokens", "1", "--explain", "raw_attention"): "UNIMPLEMENTED",
+    ("mamba1-classifier-tiny", "--tokens", "1", "--explain", "raw_attention:variant=code"): "pools the mean",
     ("mamba2-classifier-tiny", "--tokens", "1,2", "--max_tokens", "3"): "answers with classes",
     ("mamba2-classifier-tiny", "--tokens", "1,2", "--explain", "raw_attention", "--target", "class:3"): "outside 0 to 2",
     ("mamba2-classifier-tiny", "--tokens", "1,2", "--explain", "raw_attention", "--target", "0:1"): "give class_id",

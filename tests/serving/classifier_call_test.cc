@@ -118,11 +118,43 @@ TEST(ClassifierCall, WhatWouldBeIgnoredIsRefused) {
   EXPECT_THAT(Refusal(request), HasSubstr("answers with classes"));
 }
 
-TEST(ClassifierCall, AVariantThatCannotExplainItSaysSo) {
+// Every method of maps, and what it says of itself.
+void ExpectExplained(v1::PredictRequest request, int32_t position) {
+  request.add_explanations()->mutable_hidden_attention();
+  request.add_explanations()->mutable_attention_rollout();
+  request.add_explanations()->mutable_raw_attention();
+  auto* mixer = request.add_explanations();
+  mixer->set_id("mixer");
+  mixer->mutable_hidden_attention()->set_scope(v1::HiddenAttention::SCOPE_MIXER);
+  request.add_explanations()->mutable_parameters()->add_kinds(v1::Parameters::KIND_STATE);
+  int finished = 0, statistics = 0;
+  int32_t best = -1;
+  for (const v1::PredictEvent& event : Answer(request)) {
+    if (event.has_classification()) best = event.classification().top(0).class_id();
+    if (event.has_explanation_started()) {
+      EXPECT_EQ(event.explanation_started().target().position(), position);
+      EXPECT_EQ(event.explanation_started().target().token_id(), best);
+    }
+    if (!event.has_explanation_finished()) continue;
+    const v1::ExplanationFinished& end = event.explanation_finished();
+    EXPECT_EQ(end.status().code(), 0) << end.ShortDebugString();
+    EXPECT_TRUE(end.quality().within_tolerance()) << end.ShortDebugString();
+    ++finished;
+    statistics += end.has_statistics() ? 1 : 0;
+  }
+  EXPECT_EQ(finished, 5);
+  EXPECT_EQ(statistics, 2);
+}
+
+TEST(ClassifierCall, IsExplainedFromTheRowsThatItReads) {
+  ExpectExplained(TokensRequest("class"), 4);
+  ExpectExplained(TokensRequest("mean"), 4);
   v1::PredictRequest request = TokensRequest("mean");
   request.add_explanations()->mutable_attention_rollout()->set_variant(v1::VARIANT_CODE);
-  EXPECT_THAT(Refusal(request), HasSubstr("explanations[0].attention_rollout.variant"));
+  EXPECT_THAT(Refusal(request), HasSubstr("attention_rollout.variant: VARIANT_CODE does not go"));
 }
+
+TEST(ImageCall, IsExplainedFromItsClassToken) { ExpectExplained(ImageRequest(), 8); }
 
 TEST(ImageCall, ATensorIsClassified) {
   const auto events = Answer(ImageRequest());
