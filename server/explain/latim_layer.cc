@@ -15,14 +15,13 @@ constexpr int64_t kScanWork = int64_t{1} << 24;   // exponentials of a slice, ab
 constexpr int64_t kRowFloats = int64_t{1} << 24;  // of a block's rows: 64 MiB
 constexpr int64_t kMaxBlockRows = 16;
 
-// rows[r] = alpha[., first + r, :] for `count` neighbouring rows, [first + r + 1, scan.d_inner]
-// each, `row_floats` apart.
+// rows[r, j, d] = alpha[d, first + r, j], zeros for j > first + r: [count, first + count, d_inner].
 void AlphaRows(ThreadPool& pool, kernels::ScanParameters scan, int64_t first, int64_t count,
-               int64_t row_floats, float* rows) {
+               float* rows) {
+  scan.tokens = first + count;
   for (int64_t r = 0; r < count; ++r) {
-    scan.tokens = first + r + 1;
     kernels::TargetRows(pool, scan, first + r, /*without_target_decay=*/false,
-                        rows + r * row_floats);
+                        rows + r * scan.tokens * scan.d_inner);
   }
 }
 
@@ -50,13 +49,13 @@ LatimLayer::LatimLayer(const model::ModelConfig& config, v1::Latim::Activation a
 
 int64_t LatimLayer::BlockRows(int64_t rows) const {
   const int64_t scan = tokens_ * config_.maps() * config_.d_state;
-  const int64_t most = std::min(kScanWork / scan, kRowFloats / row_floats());
+  const int64_t most = std::min(kScanWork / scan, kRowFloats / (tokens_ * config_.d_inner));
   return std::clamp<int64_t>(most, 1, std::min(rows, kMaxBlockRows));
 }
 
 int64_t LatimLayer::MemoryBytes(int64_t rows) const {
   const int64_t d_inner = config_.d_inner, block = BlockRows(rows);
-  int64_t branch = (config_.d_conv + 1) * d_inner + block * (row_floats() + d_inner);
+  int64_t branch = (config_.d_conv + 1) * d_inner + block * (tokens_ + 1) * d_inner;
   if (config_.groups > 1) branch += (tokens_ + config_.d_state) * config_.maps();
   int64_t floats = config_.directions() * branch + (2 * block + 1) * d_inner;
   if (config_.maps() / config_.groups < d_inner) {
@@ -156,8 +155,10 @@ void LatimLayer::OpenRows(int64_t first, int64_t count, const float* weights) {
   branches_[0].first = first;
   branches_[1].first = tokens_ - first - count;
   for (int32_t direction = 0; direction < config_.directions(); ++direction) {
-    branches_[direction].rows.Reserve(count * row_floats());
-    branches_[direction].sums.Reserve(count * config_.d_inner);
+    Branch& branch = branches_[direction];
+    branch.row_floats = (branch.first + count) * config_.d_inner;
+    branch.rows.Reserve(count * tokens_ * config_.d_inner);  // at once: blocks read ever more
+    branch.sums.Reserve(count * config_.d_inner);
     for (int64_t g = 0; g < config_.groups; ++g) {
       OpenGroup(direction, g, count, [&](int64_t r) {
         return scales.data() + (direction == 0 ? r : count - 1 - r) * config_.d_inner;
@@ -175,13 +176,13 @@ void LatimLayer::OpenGroup(int32_t direction, int64_t group, int64_t count,
   const int64_t per_map = config_.channels_per_map(), channel = group * maps * per_map;
   // In place where every channel has a map of its own.
   const bool in_place = maps == d_inner;
-  const int64_t alpha_floats = in_place ? row_floats() : tokens_ * maps;
-  if (!in_place) alpha_.Reserve(count * alpha_floats);
+  const int64_t row_tokens = branch.first + count;
+  if (!in_place) alpha_.Reserve(count * tokens_ * maps);
   float* const alpha = in_place ? branch.rows.data() : alpha_.data();
-  AlphaRows(*pool_, scan, branch.first, count, alpha_floats, alpha);
+  AlphaRows(*pool_, scan, branch.first, count, alpha);
   for (int64_t r = 0; r < count; ++r) {
     kernels::RowFold fold;
-    fold.alpha = alpha + r * alpha_floats;
+    fold.alpha = alpha + r * row_tokens * maps;
     fold.maps = maps;
     fold.channels_per_map = per_map;
     fold.target = branch.first + r;
@@ -191,7 +192,7 @@ void LatimLayer::OpenGroup(int32_t direction, int64_t group, int64_t count,
       fold.slope = activations_.branches[direction].c.data() + channel;
       fold.slope_stride = config_.conv_channels();
     }
-    fold.row = branch.rows.data() + r * row_floats() + channel;
+    fold.row = branch.rows.data() + r * branch.row_floats + channel;
     fold.row_stride = d_inner;
     fold.sums = branch.sums.data() + r * d_inner + channel;
     pool_->Split(maps, 16, [&](int64_t begin, int64_t end) { kernels::FoldRow(fold, begin, end); });
@@ -207,7 +208,7 @@ void LatimLayer::Inputs(int64_t i, int64_t begin, int64_t end, bool accumulate, 
     const model::InProjLayout layout = model::InProjLayoutOf(config_);
     kernels::TapRow in;
     in.target = direction == 0 ? i : tokens_ - 1 - i;
-    in.row = branch.rows.data() + (in.target - branch.first) * row_floats();
+    in.row = branch.rows.data() + (in.target - branch.first) * branch.row_floats;
     in.x_in = (direction == 0 ? activations_.in : activations_.flipped_in).data() + layout.x_in;
     in.x_stride = layout.stride;
     in.weight = branch.weight.data();

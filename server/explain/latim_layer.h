@@ -53,14 +53,14 @@ class LatimLayer {
     std::vector<float> weight;     // [taps, d_inner]
     std::vector<float> bias;       // [d_inner] what the convolution's bias gives a row's sum
     Array<float> delta, A;         // of groups, side by side: [groups, tokens, heads of a group]
-    Array<float> rows;             // [rows, row_floats()]
+    Array<float> rows;             // [rows, row_floats], as much as a block's last row reads
     Array<float> sums;             // [rows, d_inner]
     kernels::ScanParameters scan;  // of the layer
     int64_t first = 0;             // of the open rows, in the scan's own order
+    int64_t row_floats = 0;        // first + rows tokens of d_inner
   };
 
   bool both_ways() const { return config_.directions() == 2; }
-  int64_t row_floats() const { return tokens_ * config_.d_inner; }
   void OpenBranch(int32_t direction);
   // The scan of one group's maps.
   kernels::ScanParameters ScanOfGroup(const Branch& branch, int64_t group) const;

@@ -10,7 +10,8 @@ namespace {
 
 constexpr int64_t kGemmWork = int64_t{1} << 30;  // multiply-adds of a slice, about 20 ms
 constexpr int64_t kTileTokens = 64;              // of one row in one task
-constexpr int64_t kChunkPairs = 512;             // of one matrix product: enough that packing pays
+constexpr int64_t kChunkPairs =
+    17 * kTileTokens;  // of one matrix product: so many that packing pays
 
 // sum_m term(m): four sums, so that no addition waits for the one before.
 template <class Term>
@@ -53,13 +54,17 @@ int64_t LatimRows::ChunkPairs(int64_t count) const {
   return std::min(kChunkPairs, layer_.BlockRows(count) * (tokens_ + 1));
 }
 
+// Every row of a block may end with a tile that is not full.
+int64_t LatimRows::ChunkTiles(int64_t count) const {
+  return layer_.BlockRows(count) + ChunkPairs(count) / kTileTokens;
+}
+
 int64_t LatimRows::MemoryBytes(int64_t count) const {
   const int64_t block = layer_.BlockRows(count), pairs = ChunkPairs(count);
   const int64_t d_model = config_.d_model;
   const int64_t tiles = block * ((tokens_ + kTileTokens) / kTileTokens);
-  const int64_t chunk_tiles = std::min(tiles, block + kChunkPairs / kTileTokens);
   const int64_t floats = pairs * (config_.d_inner + d_model) + 2 * block * d_model;
-  const int64_t doubles = block * (2 * tokens_ + d_model) + chunk_tiles * d_model + 3 * tiles;
+  const int64_t doubles = block * (2 * tokens_ + d_model) + ChunkTiles(count) * d_model + 3 * tiles;
   return layer_.MemoryBytes(count) + 4 * floats + 8 * doubles;
 }
 
@@ -96,6 +101,9 @@ void LatimRows::BeginBlock() {
   cuts_ = Cuts(first, count);
   layer_.OpenRows(first, count, nullptr);
   outputs_.Reserve(count * d_model);
+  inputs_.Reserve(ChunkPairs(count) * config_.d_inner);
+  contributions_.Reserve(ChunkPairs(count) * d_model);
+  sums_.Reserve(ChunkTiles(count) * d_model);
   kernels::Linear(*subject_->pool,
                   {model::MixedOf(layer_.activations()) + first * config_.d_inner, count,
                    config_.d_inner, config_.d_inner},
@@ -135,9 +143,6 @@ void LatimRows::SumTiles(std::span<const Tile> tiles) {
   const auto count = static_cast<int64_t>(tiles.size());
   std::vector<int64_t> at(count + 1, 0);  // a tile's first pair
   for (int64_t t = 0; t < count; ++t) at[t + 1] = at[t] + tiles[t].size();
-  inputs_.Reserve(at[count] * d_inner);
-  contributions_.Reserve(at[count] * d_model);
-  sums_.Reserve(count * d_model);
   subject_->pool->Run(count, [&](int64_t t) {
     const Tile& tile = tiles[t];
     const int64_t i = rows_[tile.slot].index, reads = layer_.ReadTo(i);

@@ -65,6 +65,7 @@ class LatimRows {
   int64_t BlockAt(int64_t row, int64_t end) const { return layer_.BlockRows(end - row); }
   int64_t Cuts(int64_t first, int64_t count) const;
   int64_t ChunkPairs(int64_t count) const;
+  int64_t ChunkTiles(int64_t count) const;
   void BeginBlock();
   void SumTiles(std::span<const Tile> tiles);
   void Reduce(const Tile& tile, const float* contributions, double* sum);

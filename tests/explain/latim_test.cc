@@ -16,8 +16,8 @@ namespace mambascope {
 namespace {
 
 using testing::ExpectClose;
-using testing::ExplainSubject;
 using testing::Explained;
+using testing::ExplainSubject;
 using testing::F64;
 using testing::Tensor;
 using testing::Traced;
@@ -457,6 +457,47 @@ TEST(LatimWalk, RecomputedLayersAreWhatAWalkRecomputes) {
         while (!walk.Prepare(traced.pool, layer)) ++recomputed;
       }
       EXPECT_EQ(explain::RecomputedLayers(layers, stride), recomputed) << stride;
+    }
+  }
+}
+
+// So many layers that a plan counts on recorded streams of every seventh alone.
+TEST(LatimWalk, SparseStreamsTakeAsManySlicesAsPlanned) {
+  testing::RandomModel random;
+  random.d_model = 4096;
+  random.d_inner = 8;
+  random.d_state = 2;
+  random.layers = 45;
+  const auto model = testing::LoadRandomModel(random);
+  Traced traced(*model, testing::RandomTokens(*model, 96, 1));
+  const int32_t stride = model::SequenceTrace::StreamStride(model->config(), 96);
+  ASSERT_EQ(stride, 7);
+  model::SequenceTrace sparse(model->config(), 96, stride);
+  sparse.tokens = 96;
+  for (int32_t l = 0; l <= random.layers; ++l) {
+    if (sparse.stream(l) == nullptr) continue;
+    std::copy_n(traced.trace.stream(l), 96 * random.d_model, sparse.stream(l));
+  }
+  std::vector<v1::Explanation> explanations = {Options(Latim::NORM_ALTI_LOGIT),
+                                               Options(Latim::NORM_ALTI_ROLLOUT),
+                                               Options(Latim::NORM_L1),
+                                               Options(Latim::NORM_L1),
+                                               {},
+                                               {},
+                                               {}};
+  explanations[3].mutable_latim()->add_layers()->set_begin(40);
+  explanations[4].mutable_logit_lens();
+  explanations[5].mutable_edge_lens();
+  explanations[6].mutable_logit_lens()->add_layers()->set_begin(44);
+  for (const v1::Explanation& explanation : explanations) {
+    SCOPED_TRACE(explanation.ShortDebugString());
+    explain::Subject subject = traced.SubjectAt(95);
+    const Explained recorded = ExplainSubject(subject, explanation);
+    subject.trace = &sparse;
+    const Explained recomputed = ExplainSubject(subject, explanation);
+    ASSERT_TRUE(recomputed.status.ok()) << recomputed.status;
+    for (size_t t = 0; t < recorded.tensors.size(); ++t) {
+      EXPECT_EQ(recorded.tensors[t].bytes, recomputed.tensors[t].bytes);
     }
   }
 }
