@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "server/base/check.h"
+#include "server/kernels/row_block.h"
 #include "server/kernels/tap_rows.h"
 
 namespace mambascope::explain {
@@ -11,19 +12,10 @@ namespace {
 
 using kernels::Activation;
 
-constexpr int64_t kScanWork = int64_t{1} << 24;   // exponentials of a slice, about 20 ms
+// A slice's multiply-adds of the rows' recurrences, about 20 ms; an exponential counts as six.
+constexpr int64_t kScanWork = int64_t{1} << 28;
+constexpr int64_t kExponential = 6;
 constexpr int64_t kRowFloats = int64_t{1} << 24;  // of a block's rows: 64 MiB
-constexpr int64_t kMaxBlockRows = 16;
-
-// rows[r, j, d] = alpha[d, first + r, j], zeros for j > first + r: [count, first + count, d_inner].
-void AlphaRows(ThreadPool& pool, kernels::ScanParameters scan, int64_t first, int64_t count,
-               float* rows) {
-  scan.tokens = first + count;
-  for (int64_t r = 0; r < count; ++r) {
-    kernels::TargetRows(pool, scan, first + r, /*without_target_decay=*/false,
-                        rows + r * scan.tokens * scan.d_inner);
-  }
-}
 
 // f of the parts that the convolution's output is taken apart into.
 Activation PartActivation(v1::Latim::Activation activation) {
@@ -48,9 +40,10 @@ LatimLayer::LatimLayer(const model::ModelConfig& config, v1::Latim::Activation a
     : config_(config), activation_(ActivationOf(activation)), tokens_(tokens) {}
 
 int64_t LatimLayer::BlockRows(int64_t rows) const {
-  const int64_t scan = tokens_ * config_.maps() * config_.d_state;
-  const int64_t most = std::min(kScanWork / scan, kRowFloats / (tokens_ * config_.d_inner));
-  return std::clamp<int64_t>(most, 1, std::min(rows, kMaxBlockRows));
+  const int64_t a_row = tokens_ * config_.maps() * config_.d_state;
+  const int64_t most =
+      std::min(kScanWork / a_row - kExponential, kRowFloats / (tokens_ * config_.d_inner));
+  return std::clamp<int64_t>(most, 1, std::min(rows, kernels::kMostRowsInBlock));
 }
 
 int64_t LatimLayer::MemoryBytes(int64_t rows) const {
@@ -61,9 +54,8 @@ int64_t LatimLayer::MemoryBytes(int64_t rows) const {
   if (config_.maps() / config_.groups < d_inner) {
     floats += block * tokens_ * (config_.maps() / config_.groups);
   }
-  constexpr int64_t kThreads = 16,
-                    kAdjointGroup = 64;  // of the scans: states, a last group's delta
-  floats += kAdjointGroup * (tokens_ + kThreads * config_.d_state);
+  constexpr int64_t kThreads = 16;  // of the scans: states, and a last group's delta
+  floats += 64 * tokens_ + kThreads * 1024 * config_.d_state;
   return 4 * floats + model::LayerActivationsBytes(config_, tokens_);
 }
 
@@ -171,7 +163,7 @@ void LatimLayer::OpenGroup(int32_t direction, int64_t group, int64_t count,
                            absl::FunctionRef<const float*(int64_t)> scale_of) {
   Branch& branch = branches_[direction];
   const model::BranchWeights& weights = weights_->branches[direction];
-  const kernels::ScanParameters scan = ScanOfGroup(branch, group);
+  kernels::ScanParameters scan = ScanOfGroup(branch, group);
   const int64_t maps = scan.d_inner, d_inner = config_.d_inner;
   const int64_t per_map = config_.channels_per_map(), channel = group * maps * per_map;
   // In place where every channel has a map of its own.
@@ -179,7 +171,8 @@ void LatimLayer::OpenGroup(int32_t direction, int64_t group, int64_t count,
   const int64_t row_tokens = branch.first + count;
   if (!in_place) alpha_.Reserve(count * tokens_ * maps);
   float* const alpha = in_place ? branch.rows.data() : alpha_.data();
-  AlphaRows(*pool_, scan, branch.first, count, alpha);
+  scan.tokens = row_tokens;
+  kernels::TargetRowBlock(*pool_, scan, branch.first, count, alpha);
   for (int64_t r = 0; r < count; ++r) {
     kernels::RowFold fold;
     fold.alpha = alpha + r * row_tokens * maps;

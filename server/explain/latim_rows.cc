@@ -45,7 +45,7 @@ int64_t LatimRows::Steps(int64_t first, int64_t count) const {
   int64_t steps = 1;
   for (int64_t i = first, end = first + count, block = 0; i < end; i += block) {
     block = BlockAt(i, end);
-    steps += Cuts(i, block);
+    steps += 1 + Cuts(i, block);
   }
   return steps;
 }
@@ -75,12 +75,15 @@ void LatimRows::Open(const Subject& subject, int32_t layer, const float* stream,
   directions_ = directions;
   next_row_ = first;
   end_row_ = first + count;
-  cut_ = cuts_ = 0;
+  open_ = false;
   layer_.Open(subject, layer, stream);
 }
 
 bool LatimRows::Step() {
-  if (cut_ == 0) BeginBlock();
+  if (!open_) {
+    BeginBlock();  // its scans are a step of their own
+    return false;
+  }
   const auto tiles = static_cast<int64_t>(tiles_.size());
   const int64_t begin = tiles * cut_ / cuts_, end = tiles * (cut_ + 1) / cuts_;
   for (int64_t tile = begin; tile < end;) {
@@ -89,15 +92,17 @@ bool LatimRows::Step() {
     SumTiles(std::span(tiles_).subspan(tile, next - tile));
     tile = next;
   }
-  cut_ = (cut_ + 1) % cuts_;
-  if (cut_ != 0) return false;
+  if (++cut_ < cuts_) return false;
   FinishBlock();
+  open_ = false;
   return true;
 }
 
 void LatimRows::BeginBlock() {
   const int64_t first = next_row_, count = BlockAt(first, end_row_), d_model = config_.d_model;
   next_row_ += count;
+  open_ = true;
+  cut_ = 0;
   cuts_ = Cuts(first, count);
   layer_.OpenRows(first, count, nullptr);
   outputs_.Reserve(count * d_model);

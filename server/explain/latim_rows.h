@@ -36,7 +36,7 @@ class LatimRows {
             int64_t first, int64_t count);
   // The next one. True if a block of rows is complete: then those below hold until the next call.
   bool Step();
-  bool done() const { return next_row_ == end_row_ && cut_ == 0; }
+  bool done() const { return next_row_ == end_row_ && !open_; }
 
   struct Row {
     int64_t index = 0;
@@ -81,7 +81,8 @@ class LatimRows {
   const float* stream_ = nullptr;
   const float* directions_ = nullptr;
   int64_t next_row_ = 0, end_row_ = 0;  // rows that no block has taken yet
-  int64_t cut_ = 0, cuts_ = 0;          // of the open block
+  bool open_ = false;                   // a block is under way
+  int64_t cut_ = 0, cuts_ = 0;          // of its tiles
   std::vector<Tile> tiles_;
   std::vector<Measure> measures_;
   std::vector<Row> rows_;
