@@ -67,34 +67,42 @@ FaithfulnessRun::FaithfulnessRun(const v1::Explanation& explanation, const Subje
   variants_ = std::make_unique<VariantRunner>(subject, check_.removal, std::move(removed));
 }
 
-int32_t FaithfulnessRun::Evaluation(std::vector<int32_t> removed) {
-  std::sort(removed.begin(), removed.end());
+int32_t FaithfulnessRun::Evaluation(std::span<const int32_t> tokens) {
+  std::vector<bool> is_removed(check_.candidates.empty() ? 0 : check_.candidates.back() + 1);
+  for (const int32_t j : tokens) is_removed[j] = true;
+  std::vector<int32_t> removed;
+  removed.reserve(tokens.size());
+  for (const int32_t j : check_.candidates) {
+    if (is_removed[j]) removed.push_back(j);
+  }
   return sets_.try_emplace(std::move(removed), static_cast<int32_t>(sets_.size())).first->second;
 }
 
 FaithfulnessRun::Order FaithfulnessRun::AddOrder(const std::vector<int32_t>& order) {
+  const std::span<const int32_t> all(order);
   Order added;
   for (const int32_t k : check_.points) {
-    added.deletion.push_back(Evaluation({order.begin(), order.begin() + k}));
-    added.insertion.push_back(Evaluation({order.begin() + k, order.end()}));
+    added.deletion.push_back(Evaluation(all.first(k)));
+    added.insertion.push_back(Evaluation(all.subspan(k)));
   }
   for (const int32_t k : check_.counts) {
-    added.without.push_back(Evaluation({order.begin(), order.begin() + k}));
-    added.only.push_back(Evaluation({order.begin() + k, order.end()}));
+    added.without.push_back(Evaluation(all.first(k)));
+    added.only.push_back(Evaluation(all.subspan(k)));
   }
   return added;
 }
 
 // Backwards, its first k tokens are this order's last ones.
 FaithfulnessRun::Order FaithfulnessRun::AddRandomOrder(const std::vector<int32_t>& order) {
+  const std::span<const int32_t> all(order);
   Order added;
   for (const int32_t k : check_.points) {
-    added.deletion.push_back(Evaluation({order.begin(), order.begin() + k}));
-    added.insertion.push_back(Evaluation({order.begin(), order.end() - k}));
+    added.deletion.push_back(Evaluation(all.first(k)));
+    added.insertion.push_back(Evaluation(all.first(all.size() - k)));
   }
   for (const int32_t k : check_.counts) {
-    added.without.push_back(Evaluation({order.begin(), order.begin() + k}));
-    added.only.push_back(Evaluation({order.begin(), order.end() - k}));
+    added.without.push_back(Evaluation(all.first(k)));
+    added.only.push_back(Evaluation(all.first(all.size() - k)));
   }
   return added;
 }

@@ -70,7 +70,8 @@ class FaithfulnessRun {
     std::vector<int32_t> without, only;        // the first tokens of each share removed, or kept
   };
 
-  int32_t Evaluation(std::vector<int32_t> removed);
+  // Of the set that has these tokens removed.
+  int32_t Evaluation(std::span<const int32_t> tokens);
   Order AddOrder(const std::vector<int32_t>& order);
   Order AddRandomOrder(const std::vector<int32_t>& order);
   void AddOrders(std::span<const float> scores);

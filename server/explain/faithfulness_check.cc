@@ -163,8 +163,8 @@ Plan PlanFaithfulness(const v1::Explanation& explanation, const model::ModelConf
 
   const int64_t lists = (check.draws + 2) *
                         static_cast<int64_t>(2 * (check.points.size() + check.counts.size()) + 64);
-  const VariantCost cost =
-      VariantRunner::CostOf(config, std::move(extents), rows, /*outputs=*/1, removed);
+  const VariantCost cost = VariantRunner::CostOf(config, std::move(extents), /*starts_known=*/false,
+                                                 rows, /*outputs=*/1, removed);
   Plan plan;
   plan.slices = static_cast<int32_t>(cost.slices);
   plan.work = cost.work;

@@ -45,7 +45,8 @@ VariantCost CostOf(const v1::Explanation& explanation, const model::ModelConfig&
   for (int64_t j = 0; j < rows; ++j) extents.push_back({j, rows});
   const int64_t outputs = std::min(OutputsOf(explanation.target()), rows);
   constexpr int64_t kIntsOfList = 8;  // of a list with one position, as it lies in memory
-  return VariantRunner::CostOf(config, std::move(extents), rows, outputs, kIntsOfList * rows);
+  return VariantRunner::CostOf(config, std::move(extents), /*starts_known=*/true, rows, outputs,
+                               kIntsOfList * rows);
 }
 
 class Explainer : public Explaining {
@@ -108,6 +109,11 @@ class Occlusion : public Method {
                 int64_t /*tokens*/, const std::string& field,
                 Violations& violations) const override {
     const v1::Occlusion& options = explanation.occlusion();
+    if (explanation.target().value() == v1::OUTPUT_VALUE_LOG_PROBABILITY) {
+      violations.Add(field,
+                     "gives the drops of logit and log-probability both; ask for "
+                     "OUTPUT_VALUE_LOGIT in target.value");
+    }
     if (options.replacement_case() == v1::Occlusion::kReplacementTokenId) {
       CheckTokenOfVocabulary(options.replacement_token_id(), config,
                              field + ".replacement_token_id", violations);

@@ -10,7 +10,7 @@
 namespace mambascope::explain {
 namespace {
 
-constexpr int64_t kSliceWork = int64_t{1} << 31;       // multiply-adds
+constexpr int64_t kSliceWork = int64_t{1} << 32;       // multiply-adds
 constexpr int64_t kLeastRows = 128, kMostRows = 1024;  // of a pass: below, GEMMs become slow
 constexpr int64_t kStateBytes = int64_t{256} << 20;    // of a pass's variants
 constexpr int64_t kMostVariants = 64, kMostLogitRows = 64;
@@ -29,12 +29,13 @@ int64_t WorkOf(const model::ModelConfig& config) {
 
 }  // namespace
 
-PassLimits PassLimits::Of(const model::ModelConfig& config, bool share) {
+PassLimits PassLimits::Of(const model::ModelConfig& config, int64_t rows, bool share) {
   const int64_t work = WorkOf(config);
   PassLimits limits;
   limits.rows = std::clamp(kSliceWork / work, kLeastRows, kMostRows);
-  limits.variants =
-      std::clamp<int64_t>(kStateBytes / model::RecurrentState::Bytes(config), 1, kMostVariants);
+  // Twice as many as fill a pass when they are whole; of shorter ones more would cost memory first.
+  limits.variants = std::clamp<int64_t>(kStateBytes / model::RecurrentState::Bytes(config), 1,
+                                        std::min(kMostVariants, 2 * limits.rows / rows + 1));
   limits.logit_rows = kMostLogitRows;
   if (config.family == model::Family::kVim) {  // both of its scans need the whole sequence
     limits.cut = false;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/check.h"
 #include "server/base/status.h"
+#include "server/model/mamba_block.h"
 #include "server/model/sampling.h"
 
 namespace mambascope::explain {
@@ -38,7 +39,7 @@ VariantRunner::VariantRunner(const Subject& subject, const Removal& removal,
       outcomes_(removed_.size()) {
   const model::ModelConfig& config = subject_.model->config();
   const bool on_device = subject_.model->device().kind != model::Device::Kind::kCpu;
-  limits_ = PassLimits::Of(config, share && !on_device);
+  limits_ = PassLimits::Of(config, rows_, share && !on_device);
   MS_CHECK(removal_.how != Removal::How::kDelete || subject_.outputs.size() == 1);
   std::vector<VariantExtent> extents;
   for (size_t v = 0; v < removed_.size(); ++v) {
@@ -54,7 +55,9 @@ VariantRunner::VariantRunner(const Subject& subject, const Removal& removal,
   running_.resize(extents.size());
   schedule_ = std::make_unique<VariantSchedule>(std::move(extents), rows_,
                                                 BackFromLast(subject_, rows_), limits_);
-  passes_ = TotalsOf(*schedule_).passes;
+  const ScheduleTotals all = TotalsOf(*schedule_);
+  passes_ = all.passes;
+  most_rows_ = all.most_rows;
   slices_of_pass_ = on_device ? 1 : limits_.SlicesOf(config);  // a device does a pass at once
 }
 
@@ -94,23 +97,31 @@ absl::Status VariantRunner::Step() {
   return EndPass();
 }
 
-absl::Status VariantRunner::BeginPass() {
+absl::Status VariantRunner::Prepare() {
   const model::ModelConfig& config = subject_.model->config();
-  if (unchanged_ == nullptr) {
-    ASSIGN_OR_RETURN(model::RecurrentState state, subject_.model->NewState());
-    unchanged_ = std::make_unique<Running>(std::move(state));
-    if (!subject_.image.empty()) {
-      image_rows_ = Array<float>(rows_ * config.d_model);
-      subject_.model->Embed(*subject_.pool, {}, subject_.image, image_rows_.data());
-    }
-    replacement_ = Array<float>(config.d_model);
-    std::fill(replacement_.begin(), replacement_.end(), 0.0f);
-    if (removal_.how == Removal::How::kToken) {
-      subject_.model->Embed(*subject_.pool, {&removal_.token, 1}, {}, replacement_.data());
-    }
+  ASSIGN_OR_RETURN(model::RecurrentState state, subject_.model->NewState());
+  unchanged_ = std::make_unique<Running>(std::move(state));
+  if (!subject_.image.empty()) {
+    image_rows_ = Array<float>(rows_ * config.d_model);
+    subject_.model->Embed(*subject_.pool, {}, subject_.image, image_rows_.data());
   }
+  replacement_ = Array<float>(config.d_model);
+  std::fill(replacement_.begin(), replacement_.end(), 0.0f);
+  if (removal_.how == Removal::How::kToken) {
+    subject_.model->Embed(*subject_.pool, {&removal_.token, 1}, {}, replacement_.data());
+  }
+  // At once: buffers that grow from pass to pass hold their old ones meanwhile.
+  embeddings_ = Array<float>(most_rows_ * config.d_model);
+  if (subject_.model->device().kind == model::Device::Kind::kCpu) {
+    const int32_t starts[] = {0, static_cast<int32_t>(most_rows_)};
+    model::ReserveBlock(config, {{}, starts}, workspace_);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status VariantRunner::BeginPass() {
+  if (unchanged_ == nullptr) RETURN_IF_ERROR(Prepare());
   MS_CHECK(schedule_->Next(pass_));
-  embeddings_.Reserve(pass_.rows * config.d_model);
   parts_.clear();
   parts_.resize(pass_.parts.size());
   pieces_.assign(pass_.parts.size(), model::Piece());
@@ -227,16 +238,22 @@ void VariantRunner::Add(std::span<const float> logits, Running& running) const {
 }
 
 VariantCost VariantRunner::CostOf(const model::ModelConfig& config,
-                                  std::vector<VariantExtent> extents, int64_t rows, int64_t outputs,
-                                  int64_t removed) {
-  const PassLimits limits = PassLimits::Of(config, /*share=*/true);
+                                  std::vector<VariantExtent> extents, bool starts_known,
+                                  int64_t rows, int64_t outputs, int64_t removed) {
+  const PassLimits limits = PassLimits::Of(config, rows, /*share=*/true);
   const auto variants = static_cast<int64_t>(extents.size());
-  const ScheduleTotals totals =
+  ScheduleTotals totals =
       TotalsOf(VariantSchedule(std::move(extents), rows, LastRows(outputs), limits));
   VariantCost cost;
   cost.slices = totals.passes * limits.SlicesOf(config);
   cost.work.forward_tokens = static_cast<double>(totals.rows);
   cost.work.gemm = static_cast<double>(totals.logit_rows) * config.outputs() * config.d_model;
+
+  if (!starts_known) {  // variants that share more are more in a pass, beside the unchanged input
+    totals.most_rows += std::min(limits.shared_rows, rows - 1);
+    totals.most_parts = std::min(limits.variants, variants) + 1;
+    totals.most_logit_rows = std::min(limits.variants, variants);
+  }
 
   const bool vim = config.family == model::Family::kVim;
   int64_t row = 4 * config.d_model + config.in_proj_rows() + config.conv_channels() +
@@ -249,8 +266,9 @@ VariantCost VariantRunner::CostOf(const model::ModelConfig& config,
     const int64_t pixels = 3ll * config.vision.patch_size * config.vision.patch_size;
     floats += rows * (2 * config.d_model + pixels);
   }
-  constexpr int64_t kOfVariant = 160;  // its outcome, extent and places in lists, some twice
-  cost.memory_bytes = static_cast<int64_t>(sizeof(float)) * (floats + removed) +
+  constexpr int64_t kOfVariant = 160;     // its outcome, extent and places in lists, some twice
+  constexpr int64_t kOfRunner = 8 << 10;  // itself and a pass's lists
+  cost.memory_bytes = kOfRunner + static_cast<int64_t>(sizeof(float)) * (floats + removed) +
                       variants * kOfVariant +
                       (totals.most_parts + 1) * model::RecurrentState::Bytes(config);
   return cost;

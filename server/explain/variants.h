@@ -58,9 +58,10 @@ class VariantRunner {
   const std::vector<VariantOutcome>& outcomes() const { return outcomes_; }
 
   // What variants of these extents cost on the host: `rows` of the input are read, and the logits
-  // of `outputs` of its last rows. `removed`: positions in all.
+  // of `outputs` of its last rows. `starts_known`: else the extents' starts are 0 and may be later
+  // ones. `removed`: positions in all.
   static VariantCost CostOf(const model::ModelConfig& config, std::vector<VariantExtent> extents,
-                            int64_t rows, int64_t outputs, int64_t removed);
+                            bool starts_known, int64_t rows, int64_t outputs, int64_t removed);
 
  private:
   // A variant that has started, or the unchanged input.
@@ -78,6 +79,7 @@ class VariantRunner {
   };
 
   VariantExtent ExtentOf(const std::vector<int32_t>& removed) const;
+  absl::Status Prepare();
   absl::Status BeginPass();
   absl::Status Start(int32_t variant);
   float* WriteRows(const VariantSchedule::Part& part, float* out);
@@ -94,7 +96,7 @@ class VariantRunner {
   std::vector<int32_t> variants_;  // of the schedule's: their places in removed_
   std::unique_ptr<VariantSchedule> schedule_;
   PassLimits limits_;
-  int64_t passes_ = 0, slices_of_pass_ = 1;
+  int64_t passes_ = 0, most_rows_ = 0, slices_of_pass_ = 1;
   std::vector<VariantOutcome> outcomes_;
 
   Array<float> image_rows_;   // of an image, [rows, d_model]

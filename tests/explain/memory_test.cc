@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "gtest/gtest.h"
+#include "server/explain/faithfulness.h"
 #include "tests/explain/explained.h"
 #include "tests/explain/properties.h"
 
@@ -93,6 +94,22 @@ void AddContributions(std::vector<v1::Explanation>& all) {
   all.emplace_back().mutable_edge_lens()->set_top(50);
 }
 
+// The same of a faithfulness check alone.
+int64_t PeakOfCheck(testing::Traced& traced, const v1::Explanation& explanation) {
+  const auto plan = explain::PlanFaithfulness(explanation, traced.model().config(),
+                                              traced.trace.tokens, v1::DATA_TYPE_FP32);
+  std::vector<float> scores(traced.trace.tokens);
+  for (size_t j = 0; j < scores.size(); ++j) scores[j] = static_cast<float>(j * 7 % 11);
+  NullSink sink;
+  explain::TensorWriter writer("id", plan.tensors, 1024, &sink);
+  const int64_t before = held.load();
+  peak.store(before);
+  explain::FaithfulnessRun run(explanation, traced.SubjectAt(traced.trace.tokens - 1), scores);
+  for (int32_t slice = 0; slice < plan.slices; ++slice) EXPECT_TRUE(run.Step(writer).ok());
+  run.report();
+  return peak.load() - before;
+}
+
 // Of all methods here; those of CODE are for models that read one row, and the inner parts name one
 // of two scans.
 std::vector<v1::Explanation> Explanations(const model::ModelConfig& config) {
@@ -137,7 +154,31 @@ std::vector<v1::Explanation> Explanations(const model::ModelConfig& config) {
     for (int c = 0; c < 20; ++c) hidden->add_channels(4 * c);
   }
   if (config.task == model::Task::kNextToken) AddContributions(all);
+  all.emplace_back().mutable_occlusion();
   return all;
+}
+
+void ExpectChecksBound(testing::Traced& traced) {
+  for (const auto removal : {v1::Faithfulness::REMOVAL_ZERO, v1::Faithfulness::REMOVAL_DELETE}) {
+    for (const int draws : {0, 10}) {
+      v1::Explanation explanation;
+      explanation.mutable_faithfulness()->set_removal(removal);
+      explanation.mutable_faithfulness()->set_random_draws(draws);
+      SCOPED_TRACE(explanation.ShortDebugString());
+      const int64_t planned = explain::PlanFaithfulness(explanation, traced.model().config(),
+                                                        traced.trace.tokens, v1::DATA_TYPE_FP32)
+                                  .memory_bytes;
+      const int64_t first = PeakOfCheck(traced, explanation);
+      const int64_t allocated = std::min(first, PeakOfCheck(traced, explanation));
+      EXPECT_LE(allocated, planned);
+      EXPECT_LE(planned, 2 * allocated + (2 << 20));
+      if (std::getenv("PRINT_MEMORY") != nullptr) {
+        std::printf("%4ld tokens: %9ld planned %9ld  %s\n", static_cast<long>(traced.trace.tokens),
+                    static_cast<long>(allocated), static_cast<long>(planned),
+                    explanation.ShortDebugString().c_str());
+      }
+    }
+  }
 }
 
 void ExpectPlansBound(const testing::RandomModel& random) {
@@ -148,6 +189,7 @@ void ExpectPlansBound(const testing::RandomModel& random) {
     testing::Traced traced =
         image ? testing::Traced(*model, testing::RandomImage(*model, 1))
               : testing::Traced(*model, testing::RandomTokens(*model, tokens, 1));
+    if (model->config().task == model::Task::kNextToken) ExpectChecksBound(traced);
     for (const v1::Explanation& explanation : Explanations(model->config())) {
       SCOPED_TRACE(std::to_string(tokens) + " tokens, " + explanation.ShortDebugString());
       const auto* method = explain::FindMethod(explain::MethodName(explanation));

@@ -318,7 +318,7 @@ TEST(VariantSchedule, SharesPrefixes) {
   config.layers = 24;
   std::vector<explain::VariantExtent> extents;
   for (int64_t j = 0; j < 128; ++j) extents.push_back({j, 128});
-  const explain::VariantCost cost = VariantRunner::CostOf(config, extents, 128, 1, 128);
+  const explain::VariantCost cost = VariantRunner::CostOf(config, extents, true, 128, 1, 128);
   EXPECT_LT(cost.work.forward_tokens, 1.15 * 128 * 64.5 + 128);
   EXPECT_EQ(cost.slices % 24, 0);
   EXPECT_LT(cost.memory_bytes, 200 << 20);
