@@ -91,7 +91,15 @@ TensorWriter::Stream& TensorWriter::Find(absl::string_view tensor) {
   return **found;
 }
 
+void TensorWriter::Record(absl::string_view tensor, std::vector<float>* values) {
+  recorded_ = std::string(tensor);
+  record_ = values;
+}
+
 void TensorWriter::Write(absl::string_view tensor, std::span<const float> values) {
+  if (record_ != nullptr && tensor == recorded_) {
+    record_->insert(record_->end(), values.begin(), values.end());
+  }
   Stream& stream = Find(tensor);
   const v1::DataType dtype = stream.info.dtype();
   MS_CHECK(dtype == v1::DATA_TYPE_FP32 || dtype == v1::DATA_TYPE_FP16);

@@ -36,6 +36,9 @@ class TensorWriter {
   void Write(absl::string_view tensor, std::span<const float> values);
   void Write(absl::string_view tensor, std::span<const int32_t> values);
 
+  // From now on also appends the floats of a tensor, as they are given, to `values`; borrowed.
+  void Record(absl::string_view tensor, std::vector<float>* values);
+
   int64_t bytes_written() const { return bytes_written_; }
   // Digests of all tensors; each must be complete (invariant).
   std::vector<v1::ExplanationFinished::Digest> Finish();
@@ -50,6 +53,8 @@ class TensorWriter {
   EventSink* sink_;
   std::vector<std::unique_ptr<Stream>> streams_;
   int64_t bytes_written_ = 0;
+  std::string recorded_;
+  std::vector<float>* record_ = nullptr;
 };
 
 }  // namespace mambascope::explain

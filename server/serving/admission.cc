@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/base/status.h"
+#include "server/explain/faithfulness.h"
 #include "server/explain/gradient_walk.h"
 #include "server/explain/registry.h"
 #include "server/explain/violations.h"
@@ -165,6 +166,24 @@ absl::Status CheckSupport(const v1::PredictRequest& request, const ServedModel& 
   return absl::OkStatus();
 }
 
+// Plans the method and, after it, the faithfulness check of its scores.
+void MakePlan(PlannedExplanation& explanation, const model::ModelConfig& config, v1::DataType dtype,
+              const std::string& field, Violations& violations) {
+  const int64_t tokens = explanation.tokens;
+  explain::Plan& plan = explanation.plan;
+  plan = explanation.method->MakePlan(explanation.options, config, tokens, dtype);
+  explanation.method_slices = plan.slices;
+  if (!explanation.options.has_faithfulness()) return;
+  explain::CheckIsScores(plan.tensors.at(0), tokens, field + ".faithfulness", violations);
+  explain::Plan check = explain::PlanFaithfulness(explanation.options, config, tokens, dtype);
+  for (v1::TensorInfo& tensor : check.tensors) plan.tensors.push_back(std::move(tensor));
+  plan.slices += check.slices;
+  // The method's memory is free again when its check begins.
+  plan.memory_bytes = std::max(plan.memory_bytes, check.memory_bytes) +
+                      tokens * static_cast<int64_t>(sizeof(float));
+  plan.work += check.work;
+}
+
 std::vector<PlannedExplanation> PlanExplanations(const v1::PredictRequest& request, int64_t tokens,
                                                  const ServedModel& model, Violations& violations) {
   std::vector<PlannedExplanation> planned;
@@ -193,14 +212,18 @@ std::vector<PlannedExplanation> PlanExplanations(const v1::PredictRequest& reque
                   explanation, violations);
     explanation.method->Validate(explanation.options, model.model->config(), explanation.tokens,
                                  absl::StrCat(field, ".", name), violations);
+    if (explanation.options.has_faithfulness()) {
+      explain::ValidateFaithfulness(explanation.options, model.model->config(),
+                                    field + ".faithfulness", violations);
+    }
   }
   if (!violations.empty()) return {};
   const v1::DataType dtype = request.delivery().dtype() == v1::DATA_TYPE_UNSPECIFIED
                                  ? v1::DATA_TYPE_FP32
                                  : request.delivery().dtype();
-  for (PlannedExplanation& explanation : planned) {
-    explanation.plan = explanation.method->MakePlan(explanation.options, model.model->config(),
-                                                    explanation.tokens, dtype);
+  for (size_t i = 0; i < planned.size(); ++i) {
+    MakePlan(planned[i], model.model->config(), dtype, absl::StrCat("explanations[", i, "]"),
+             violations);
   }
   return planned;
 }

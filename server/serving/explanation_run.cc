@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/status.h"
 #include "server/model/sampling.h"
 #include "server/serving/completion.h"
 #include "server/serving/errors.h"
@@ -91,7 +92,7 @@ size_t ExplanationRun::NextReady(const model::SequenceTrace& trace, bool generat
 }
 
 bool ExplanationRun::ready(const model::SequenceTrace& trace, bool generation_over) const {
-  return explaining_ != nullptr || NextReady(trace, generation_over) < aims_.size();
+  return writer_ != nullptr || NextReady(trace, generation_over) < aims_.size();
 }
 
 void ExplanationRun::Send(v1::PredictEvent event) { sink_->Send(std::move(event)); }
@@ -132,6 +133,30 @@ void ExplanationRun::Begin() {
   compute_ = absl::ZeroDuration();
   writer_ = std::make_unique<explain::TensorWriter>(planned.options.id(), planned.plan.tensors,
                                                     call_->max_chunk_bytes, sink_);
+  scores_.clear();
+  if (planned.options.has_faithfulness()) {
+    writer_->Record(planned.plan.tensors.at(0).name(), &scores_);
+  }
+}
+
+absl::Status ExplanationRun::NextSlice(const model::SequenceTrace& trace) {
+  const PlannedExplanation& planned = call_->explanations[current_];
+  if (slices_done_ < planned.method_slices) {
+    RETURN_IF_ERROR(explaining_->Step(*writer_));
+    if (slices_done_ + 1 < planned.method_slices) return absl::OkStatus();
+    finding_.Clear();
+    *finding_.mutable_quality() = explaining_->quality();
+    explaining_->Describe(&finding_);
+    explaining_ = nullptr;  // its memory is the check's now
+    return absl::OkStatus();
+  }
+  if (check_ == nullptr) {
+    check_ = std::make_unique<explain::FaithfulnessRun>(planned.options, SubjectOf(planned, trace),
+                                                        scores_);
+  }
+  RETURN_IF_ERROR(check_->Step(*writer_));
+  if (slices_done_ + 1 == planned.plan.slices) *finding_.mutable_faithfulness() = check_->report();
+  return absl::OkStatus();
 }
 
 void ExplanationRun::Step(const model::SequenceTrace& trace, bool generation_over) {
@@ -155,7 +180,7 @@ void ExplanationRun::Step(const model::SequenceTrace& trace, bool generation_ove
   }
   if (begins) explaining_ = planned.method->Start(planned.options, SubjectOf(planned, trace));
   const absl::Time begin = clock_->Now();
-  const absl::Status status = explaining_->Step(*writer_);
+  const absl::Status status = NextSlice(trace);
   const absl::Duration spent = clock_->Now() - begin;
   compute_ += spent;
   call_->timeline.explain += spent;
@@ -175,11 +200,10 @@ void ExplanationRun::Finish(const absl::Status& status) {
   const PlannedExplanation& planned = call_->explanations[current_];
   v1::PredictEvent event;
   v1::ExplanationFinished* finished = event.mutable_explanation_finished();
+  if (status.ok()) *finished = std::move(finding_);
   finished->set_explanation_id(planned.options.id());
   *finished->mutable_status() = ToRpcStatus(status);
   if (status.ok()) {
-    *finished->mutable_quality() = explaining_->quality();
-    explaining_->Describe(finished);
     for (auto& digest : writer_->Finish()) *finished->add_digests() = std::move(digest);
   }
   finished->set_compute_seconds(absl::ToDoubleSeconds(compute_));
@@ -188,6 +212,7 @@ void ExplanationRun::Finish(const absl::Status& status) {
                              compute_, call_->model->speed.Seconds(planned.plan.work));
   Send(std::move(event));
   explaining_ = nullptr;
+  check_ = nullptr;
   writer_ = nullptr;
   aims_[current_].ended = true;
   ++ended_;

@@ -7,6 +7,7 @@
 #include "server/base/clock.h"
 #include "server/base/thread_pool.h"
 #include "server/explain/event_sink.h"
+#include "server/explain/faithfulness.h"
 #include "server/explain/gradient_walk.h"
 #include "server/explain/method.h"
 #include "server/explain/tensor_writer.h"
@@ -48,6 +49,8 @@ class ExplanationRun {
   // The next that is ready, or the number of explanations.
   size_t NextReady(const model::SequenceTrace& trace, bool generation_over) const;
   void Begin();
+  // Of the method, or after it of the check of its scores.
+  absl::Status NextSlice(const model::SequenceTrace& trace);
   explain::Subject SubjectOf(const PlannedExplanation& planned,
                              const model::SequenceTrace& trace) const;
   void Finish(const absl::Status& status);
@@ -63,8 +66,11 @@ class ExplanationRun {
   std::vector<int32_t> tokens_;  // of the prompt and generated ones that are explained; never moves
   mutable explain::GradientCache gradients_;
   size_t ended_ = 0, current_ = 0;
-  std::unique_ptr<explain::Explaining> explaining_;  // null: the current one has not begun
-  std::unique_ptr<explain::TensorWriter> writer_;
+  std::unique_ptr<explain::TensorWriter> writer_;    // null: the current one has not begun
+  std::unique_ptr<explain::Explaining> explaining_;  // until the method's last slice
+  v1::ExplanationFinished finding_;                  // what it said then
+  std::vector<float> scores_;                        // its main tensor, if that is checked
+  std::unique_ptr<explain::FaithfulnessRun> check_;  // from then on
   int32_t slices_done_ = 0;
   absl::Duration compute_;
 };
