@@ -4,9 +4,10 @@
 //
 //   model_bench --make DIR [mamba2]     writes a random model of mamba-130m's (mamba2-130m's) shape
 //   model_bench DIR [--threads N] [--repeats N] [--label TEXT] WORK...
-// WORK: prefill:L, decode:N, joined:N (8 sequences decode together), gemm, or an explanation method
-// and its options as text, as in attention_rollout:L or latim{norm:NORM_L2}:L. The label is put
-// before each work's name.
+// WORK: prefill:L, decode:N, joined:N (8 sequences decode together), gemm, deletions:L (32 sets of
+// an order's first tokens deleted), single_deletions:L (32 tokens, each alone), or an explanation
+// method and its options as text, as in attention_rollout:L or latim{norm:NORM_L2}:L. The label is
+// put before each work's name.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -18,7 +19,9 @@
 #include <vector>
 
 #include "google/protobuf/text_format.h"
+#include "server/explain/options.h"
 #include "server/explain/registry.h"
+#include "server/explain/variants.h"
 #include "server/kernels/gemm.h"
 #include "server/model/mamba_model.h"
 #include "tests/support/random_model.h"
@@ -70,6 +73,8 @@ class Bench {
       Decode(count);
     } else if (name == "joined") {
       Joined(count);
+    } else if (name == "deletions" || name == "single_deletions") {
+      Deletions(name, count);
     } else if (name == "gemm") {
       Gemm();
     } else if (const explain::Method* method = explain::FindMethod(method_name)) {
@@ -171,17 +176,7 @@ class Bench {
         plan.streams ? model::SequenceTrace::StreamStride(model_->config(), count) : 0);
     Prefill(count, &trace);
     const std::vector<int32_t> tokens = Tokens(count);
-    explain::Subject subject;
-    subject.model = model_.get();
-    subject.trace = &trace;
-    subject.pool = &pool_;
-    subject.position = static_cast<int32_t>(count - 1);
-    subject.tokens = count;
-    subject.token_ids = tokens;
-    const auto best = std::max_element(logits_.begin(), logits_.end());
-    subject.outputs = {{subject.position, static_cast<int32_t>(best - logits_.begin()), -1}};
-    subject.explained = *best;
-    subject.padding_token = 0;
+    const explain::Subject subject = SubjectOf(tokens, &trace);
     NullSink sink;
     const double seconds = BestSeconds(repeats_, [&] {
       explain::TensorWriter writer("bench", plan.tensors, 1 << 20, &sink);
@@ -192,6 +187,45 @@ class Bench {
       if (!explaining->quality().within_tolerance()) std::abort();
     });
     Print(text + " " + std::to_string(count), count, seconds);
+  }
+
+  // What the prefill just now predicted.
+  explain::Subject SubjectOf(std::span<const int32_t> tokens, const model::SequenceTrace* trace) {
+    explain::Subject subject;
+    subject.model = model_.get();
+    subject.trace = trace;
+    subject.pool = &pool_;
+    subject.position = static_cast<int32_t>(tokens.size() - 1);
+    subject.tokens = static_cast<int64_t>(tokens.size());
+    subject.token_ids = tokens;
+    const auto best = std::max_element(logits_.begin(), logits_.end());
+    subject.outputs = {{subject.position, static_cast<int32_t>(best - logits_.begin()), -1}};
+    subject.explained = *best;
+    subject.padding_token = 0;
+    return subject;
+  }
+
+  // 32 variants of a prompt, tokens deleted from it: growing sets, or one each.
+  void Deletions(const std::string& name, int64_t count) {
+    constexpr int64_t kDeletions = 32;
+    const bool alone = name == "single_deletions";
+    Prefill(count, nullptr);
+    const std::vector<int32_t> tokens = Tokens(count);
+    std::vector<int32_t> order = explain::Indices(count - 1);
+    std::shuffle(order.begin(), order.end(), std::mt19937(1));
+    std::vector<std::vector<int32_t>> removed;
+    for (int64_t i = 1; i <= kDeletions; ++i) {
+      const int64_t end = i * (count - 1) / kDeletions;
+      removed.emplace_back(order.begin() + (alone ? end - 1 : 0), order.begin() + end);
+      std::sort(removed.back().begin(), removed.back().end());
+    }
+    const explain::Subject subject = SubjectOf(tokens, nullptr);
+    Print(name + " " + std::to_string(count), count, BestSeconds(repeats_, [&] {
+            explain::VariantRunner runner(subject, {explain::Removal::How::kDelete, -1}, removed);
+            for (int64_t slice = 0; slice < runner.slices(); ++slice) {
+              if (!runner.Step().ok()) std::abort();
+            }
+          }));
   }
 
   // The rate that the maps are held against: the largest product of a prefill, in FLOP/s as
