@@ -2,6 +2,9 @@
 
 #include <bit>
 #include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
 
 namespace mambascope::explain {
 
@@ -24,6 +27,15 @@ inline uint16_t FloatToHalf(float value) {
     half = (significand + (1u << (shift - 1)) - 1 + (significand >> shift & 1)) >> shift;
   }
   return static_cast<uint16_t>(sign | half);
+}
+
+inline void AppendHalves(std::span<const float> values, std::string& bytes) {
+  const size_t begin = bytes.size();
+  bytes.resize(begin + 2 * values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint16_t half = FloatToHalf(values[i]);
+    std::memcpy(bytes.data() + begin + 2 * i, &half, 2);
+  }
 }
 
 }  // namespace mambascope::explain

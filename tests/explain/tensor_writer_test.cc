@@ -10,25 +10,16 @@
 
 #include "server/explain/half.h"
 #include "tests/explain/explained.h"
+#include "tests/support/decoded_tensor.h"
 
 namespace mambascope::explain {
 namespace {
 
 using ::mambascope::testing::CollectingSink;
 using ::mambascope::testing::DeliveredTensor;
+using ::mambascope::testing::HalfToFloat;
 using ::mambascope::testing::Join;
 using ::mambascope::testing::Sha256;
-
-float HalfToFloat(uint16_t half) {
-  const int exponent = half >> 10 & 31, significand = half & 1023;
-  const float sign = half & 0x8000 ? -1.0f : 1.0f;
-  if (exponent == 31) {
-    return significand ? std::numeric_limits<float>::quiet_NaN()
-                       : sign * std::numeric_limits<float>::infinity();
-  }
-  if (exponent == 0) return sign * std::ldexp(static_cast<float>(significand), -24);
-  return sign * std::ldexp(static_cast<float>(1024 + significand), exponent - 25);
-}
 
 TEST(Half, EveryHalfIsItself) {
   for (uint32_t half = 0; half < 65536; ++half) {
