@@ -10,12 +10,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/base/status.h"
+#include "server/explain/aggregation.h"
+#include "server/explain/delivery.h"
 #include "server/explain/faithfulness.h"
 #include "server/explain/gradient_walk.h"
 #include "server/explain/registry.h"
 #include "server/explain/violations.h"
 #include "server/serving/classification.h"
 #include "server/serving/errors.h"
+#include "server/serving/explanation_run.h"
 #include "server/serving/input.h"
 #include "server/serving/target.h"
 
@@ -92,18 +95,6 @@ void CheckStops(const v1::Generation& generation, const ServedModel& model,
   }
 }
 
-void CheckDelivery(const v1::Delivery& delivery, Violations& violations) {
-  if (delivery.dtype() != v1::DATA_TYPE_UNSPECIFIED && delivery.dtype() != v1::DATA_TYPE_FP32 &&
-      delivery.dtype() != v1::DATA_TYPE_FP16) {
-    violations.Add("delivery.dtype",
-                   absl::StrCat(static_cast<int>(delivery.dtype()), " is neither FP32 nor FP16"));
-  }
-  const int32_t chunk = delivery.max_chunk_bytes();
-  if (chunk != 0 && (chunk < (1 << 10) || chunk > (1 << 20))) {
-    violations.Add("delivery.max_chunk_bytes", absl::StrCat(chunk, " is outside 1024 to 1048576"));
-  }
-}
-
 void CheckLabels(const v1::PredictRequest& request, Violations& violations) {
   if (request.labels_size() > kMaxLabels) {
     violations.Add("labels", absl::StrCat(request.labels_size(), " exceed the limit ", kMaxLabels));
@@ -128,7 +119,7 @@ void CheckEnvelope(const v1::PredictRequest& request, Violations& violations) {
                                                 kMaxExplanations));
   }
   CheckLabels(request, violations);
-  CheckDelivery(request.delivery(), violations);
+  explain::CheckDelivery(request.delivery(), violations);
 }
 
 // ---- explanations ----
@@ -144,6 +135,23 @@ void CheckId(const std::string& id, const std::string& field, std::set<std::stri
     violations.Add(field,
                    absl::StrCat("'", id, "' is the id of an earlier explanation; ids must differ"));
   }
+}
+
+// Of an explanation that is planned: its main tensor tells whether it can be aggregated.
+void AddAggregation(const v1::PredictRequest& request, const ServedModel& model,
+                    const std::string& field, PlannedExplanation& planned, Violations& violations) {
+  if (!planned.options.has_aggregation()) return;
+  if (!explain::OneScorePerToken(planned.plan, planned.tokens)) {
+    violations.Add(field, absl::StrCat("is of one score for each token, which ",
+                                       planned.method->name(), " with these options is not"));
+    return;
+  }
+  if (!planned.options.aggregation().pixels()) return;
+  const int64_t size = model.model->config().vision.image_size;
+  planned.plan.tensors.push_back(
+      explain::MakeTensorInfo("pixels", {{"rows", size, {}}, {"columns", size, {}}},
+                              explain::FloatTypeOf(request.delivery())));
+  planned.plan.memory_bytes += size * size * static_cast<int64_t>(sizeof(float));
 }
 
 // kUnimplemented for the first method that does not explain this kind of model.
@@ -216,14 +224,17 @@ std::vector<PlannedExplanation> PlanExplanations(const v1::PredictRequest& reque
       explain::ValidateFaithfulness(explanation.options, model.model->config(),
                                     field + ".faithfulness", violations);
     }
+    explain::CheckAggregation(explanation.options.aggregation(),
+                              request.has_text() ? &request.text() : nullptr, model.model->config(),
+                              field + ".aggregation", violations);
   }
   if (!violations.empty()) return {};
-  const v1::DataType dtype = request.delivery().dtype() == v1::DATA_TYPE_UNSPECIFIED
-                                 ? v1::DATA_TYPE_FP32
-                                 : request.delivery().dtype();
+  const v1::DataType dtype = explain::FloatTypeOf(request.delivery());
   for (size_t i = 0; i < planned.size(); ++i) {
-    MakePlan(planned[i], model.model->config(), dtype, absl::StrCat("explanations[", i, "]"),
-             violations);
+    const std::string field = absl::StrCat("explanations[", i, "]");
+    MakePlan(planned[i], model.model->config(), dtype, field, violations);
+    AddAggregation(request, model, field + ".aggregation", planned[i], violations);
+    explain::ApplyDelivery(request.delivery(), &planned[i].plan);
   }
   return planned;
 }
@@ -235,7 +246,7 @@ v1::CostEstimate Estimate(const std::vector<PlannedExplanation>& explanations, i
                           int64_t stream_bytes) {
   v1::CostEstimate estimate;
   if (explanations.empty()) return estimate;
-  int64_t largest = 0, largest_slab = 0;
+  int64_t largest = 0, largest_slab = 0, kept = 0;
   for (const PlannedExplanation& explanation : explanations) {
     for (const v1::TensorInfo& tensor : explanation.plan.tensors) {
       estimate.set_result_bytes(estimate.result_bytes() + tensor.total_bytes());
@@ -244,7 +255,9 @@ v1::CostEstimate Estimate(const std::vector<PlannedExplanation>& explanations, i
       largest_slab = std::max(largest_slab, tensor.total_bytes() / slabs);
     }
     largest = std::max(largest, explanation.plan.memory_bytes);
+    kept += ExplanationRun::KeptBytes(explanation.tokens);
   }
+  largest += kept;
   if (stream_stride > 0) largest += explain::GradientResult::Bytes(config, tokens);  // kept on
   estimate.set_memory_bytes(largest + model::SequenceTrace::Bytes(config, tokens, stream_stride) +
                             std::min(estimate.result_bytes(), stream_bytes + largest_slab));
@@ -339,6 +352,7 @@ absl::StatusOr<std::unique_ptr<Call>> Admission::Admit(v1::PredictRequest reques
   call->image = std::move(input.image);
   for (v1::Token& token : input.tokens) {
     call->tokens.push_back(token.id());
+    call->spans.push_back(explain::SpanOf(token));
     *started.add_tokens() = std::move(token);
   }
   if (request.generation().return_logits()) {

@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "mambascope/v1/prediction.pb.h"
 #include "server/base/timeline.h"
+#include "server/explain/aggregation.h"
 #include "server/explain/method.h"
 #include "server/observe/metrics.h"
 #include "server/serving/memory_budget.h"
@@ -38,8 +39,9 @@ struct Call {
   std::string request_id;
   v1::PredictRequest request;
   std::shared_ptr<const ServedModel> model;
-  std::vector<int32_t> tokens;  // of a text
-  std::vector<float> image;     // of an image model, in place of tokens: [3, S, S] normalised
+  std::vector<int32_t> tokens;            // of a text
+  std::vector<explain::TokenSpan> spans;  // of the same tokens
+  std::vector<float> image;  // of an image model, in place of tokens: [3, S, S] normalised
   std::vector<PlannedExplanation> explanations;
   int64_t traced_tokens = 0;  // the most that an explanation reads
   int32_t stream_stride = 0;  // of the trace
@@ -55,6 +57,7 @@ struct Call {
   std::string text;
   int32_t generated_tokens = 0;
   int64_t tensor_bytes = 0;
+  google::protobuf::RepeatedPtrField<v1::Agreement> agreements;
   bool ended = false;
 
   // Given back with the call.

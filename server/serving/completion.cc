@@ -26,6 +26,7 @@ v1::Finished MakeFinished(const Call& call, const absl::Status& status) {
   finished.mutable_usage()->set_prompt_tokens(static_cast<int32_t>(call.length));
   finished.mutable_usage()->set_generated_tokens(call.generated_tokens);
   finished.mutable_usage()->set_tensor_bytes(call.tensor_bytes);
+  *finished.mutable_agreements() = call.agreements;
   v1::Timings* timings = finished.mutable_timings();
   timings->set_tokenize(Seconds(call.timeline.tokenize));
   timings->set_queue(Seconds(call.timeline.queue()));

@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/status.h"
+#include "server/explain/aggregation.h"
+#include "server/explain/upsample.h"
 #include "server/model/sampling.h"
 #include "server/serving/completion.h"
 #include "server/serving/errors.h"
@@ -132,10 +134,11 @@ void ExplanationRun::Begin() {
   slices_done_ = 0;
   compute_ = absl::ZeroDuration();
   writer_ = std::make_unique<explain::TensorWriter>(planned.options.id(), planned.plan.tensors,
-                                                    call_->max_chunk_bytes, sink_);
+                                                    call_->max_chunk_bytes, sink_,
+                                                    call_->request.delivery());
   scores_.clear();
-  if (planned.options.has_faithfulness()) {
-    writer_->Record(planned.plan.tensors.at(0).name(), &scores_);
+  if (explain::OneScorePerToken(planned.plan, planned.tokens)) {
+    writer_->Record(planned.plan.tensors.front().name(), &scores_);
   }
 }
 
@@ -196,6 +199,21 @@ void ExplanationRun::Step(const model::SequenceTrace& trace, bool generation_ove
   Send(std::move(event));
 }
 
+void ExplanationRun::ReportScores(v1::ExplanationFinished* finished) {
+  if (scores_.empty()) return;
+  const v1::Explanation& options = call_->explanations[current_].options;
+  for (v1::GroupedScores& grouped :
+       explain::Aggregate(options.aggregation(), call_->request.text(), call_->spans, scores_)) {
+    *finished->add_groups() = std::move(grouped);
+  }
+  if (options.aggregation().pixels()) {
+    const std::vector<float> pixels =
+        explain::PixelScores(scores_, call_->model->model->config().vision);
+    writer_->Write("pixels", std::span<const float>(pixels));
+  }
+  agreements_.Add(options.id(), scores_, &call_->agreements);
+}
+
 void ExplanationRun::Finish(const absl::Status& status) {
   const PlannedExplanation& planned = call_->explanations[current_];
   v1::PredictEvent event;
@@ -204,7 +222,9 @@ void ExplanationRun::Finish(const absl::Status& status) {
   finished->set_explanation_id(planned.options.id());
   *finished->mutable_status() = ToRpcStatus(status);
   if (status.ok()) {
+    ReportScores(finished);
     for (auto& digest : writer_->Finish()) *finished->add_digests() = std::move(digest);
+    for (const float share : writer_->mass_kept()) finished->add_mass_kept(share);
   }
   finished->set_compute_seconds(absl::ToDoubleSeconds(compute_));
   call_->tensor_bytes += writer_->bytes_written();

@@ -6,6 +6,7 @@
 
 #include "server/base/clock.h"
 #include "server/base/thread_pool.h"
+#include "server/explain/agreement.h"
 #include "server/explain/event_sink.h"
 #include "server/explain/faithfulness.h"
 #include "server/explain/gradient_walk.h"
@@ -30,6 +31,11 @@ class ExplanationRun {
   // The generated token of an index, with the logits that it was chosen from.
   void NoteGenerated(int32_t index, int32_t token, std::span<const float> logits);
 
+  // What stays of an explanation until the call's end: its scores and their ranks.
+  static int64_t KeptBytes(int64_t tokens) {
+    return tokens * static_cast<int64_t>(sizeof(float)) + explain::RankedScores::Bytes(tokens);
+  }
+
   bool done() const { return ended_ == call_->explanations.size(); }
   // Whether Step has something to do: an explanation whose tokens the trace holds, or one whose
   // tokens will never come because generation is over.
@@ -53,6 +59,8 @@ class ExplanationRun {
   absl::Status NextSlice(const model::SequenceTrace& trace);
   explain::Subject SubjectOf(const PlannedExplanation& planned,
                              const model::SequenceTrace& trace) const;
+  // What the finished scores, if they are one a token, say beyond themselves.
+  void ReportScores(v1::ExplanationFinished* finished);
   void Finish(const absl::Status& status);
   void Send(v1::PredictEvent event);
 
@@ -69,8 +77,9 @@ class ExplanationRun {
   std::unique_ptr<explain::TensorWriter> writer_;    // null: the current one has not begun
   std::unique_ptr<explain::Explaining> explaining_;  // until the method's last slice
   v1::ExplanationFinished finding_;                  // what it said then
-  std::vector<float> scores_;                        // its main tensor, if that is checked
+  std::vector<float> scores_;                        // its main tensor, if that is one a token
   std::unique_ptr<explain::FaithfulnessRun> check_;  // from then on
+  explain::AgreementList agreements_;
   int32_t slices_done_ = 0;
   absl::Duration compute_;
 };
