@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "client/cli/tensor_values.h"
 #include "server/base/status.h"
 
 namespace mambascope::cli {
@@ -31,6 +32,31 @@ absl::Status Claim(const std::string& name, const Tensor& tensor, NamedTensors* 
         absl::StrCat("two things would be named '", name, "' in the file: choose another id"));
   }
   return absl::OkStatus();
+}
+
+// Four bytes a value, one after the other: as they are in the file.
+bool TravelsAsWritten(const v1::TensorInfo& info) {
+  return info.encoding() != v1::ENCODING_SPARSE_ROWS &&
+         (info.dtype() == v1::DATA_TYPE_FP32 || info.dtype() == v1::DATA_TYPE_INT32);
+}
+
+// Filled up with spaces to a multiple of 8.
+std::string Header(const std::map<std::string, std::string>& metadata,
+                   const NamedTensors& tensors) {
+  nlohmann::json header = {{kMetadata, metadata}};
+  int64_t offset = 0;
+  for (const auto& [name, tensor] : tensors) {
+    nlohmann::json shape = nlohmann::json::array();
+    for (const auto& axis : tensor->info.axes()) shape.push_back(axis.size());
+    const int64_t bytes = sizeof(float) * SizeOfLast(tensor->info, tensor->info.axes_size());
+    header[name] = {{"dtype", tensor->info.dtype() == v1::DATA_TYPE_INT32 ? "I32" : "F32"},
+                    {"shape", std::move(shape)},
+                    {"data_offsets", {offset, offset + bytes}}};
+    offset += bytes;
+  }
+  std::string text = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  text.append((8 - text.size() % 8) % 8, ' ');
+  return text;
 }
 
 }  // namespace
@@ -96,39 +122,30 @@ bool SafetensorsFile::Put(absl::string_view bytes) {
   return std::fwrite(bytes.data(), 1, bytes.size(), file_) == bytes.size();
 }
 
+absl::Status SafetensorsFile::PutTensor(const Tensor& tensor) {
+  bool written = true;
+  if (TravelsAsWritten(tensor.info)) {
+    written = Put(tensor.bytes);
+  } else {
+    ASSIGN_OR_RETURN(const std::vector<float> values, Floats(tensor));
+    written = Put({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
+  }
+  return written ? absl::OkStatus() : absl::UnavailableError(WhyNot(path_));
+}
+
 absl::Status SafetensorsFile::Write(const std::map<std::string, std::string>& metadata,
                                     const NamedTensors& tensors) {
-  nlohmann::json header = {{kMetadata, metadata}};
-  int64_t offset = 0;
-  for (const auto& [name, tensor] : tensors) {
-    const v1::TensorInfo& info = tensor->info;
-    const bool widened = info.dtype() == v1::DATA_TYPE_FP16;
-    const int64_t bytes = static_cast<int64_t>(tensor->bytes.size()) * (widened ? 2 : 1);
-    nlohmann::json shape = nlohmann::json::array();
-    for (const auto& axis : info.axes()) shape.push_back(axis.size());
-    header[name] = {{"dtype", info.dtype() == v1::DATA_TYPE_INT32 ? "I32" : "F32"},
-                    {"shape", std::move(shape)},
-                    {"data_offsets", {offset, offset + bytes}}};
-    offset += bytes;
-  }
-  std::string text = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  text.append((8 - text.size() % 8) % 8, ' ');
+  const std::string header = Header(metadata, tensors);
   static_assert(std::endian::native == std::endian::little);
-  const uint64_t length = text.size();
-  bool written = Put({reinterpret_cast<const char*>(&length), sizeof(length)}) && Put(text);
-  for (auto entry = tensors.begin(); written && entry != tensors.end(); ++entry) {
-    const Tensor& tensor = *entry->second;
-    if (tensor.info.dtype() == v1::DATA_TYPE_FP16) {
-      ASSIGN_OR_RETURN(const std::vector<float> values, Floats(tensor));
-      written = Put({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
-    } else {
-      written = Put(tensor.bytes);
-    }
+  const uint64_t length = header.size();
+  if (!Put({reinterpret_cast<const char*>(&length), sizeof(length)}) || !Put(header)) {
+    return absl::UnavailableError(WhyNot(path_));
   }
+  for (const auto& [name, tensor] : tensors) RETURN_IF_ERROR(PutTensor(*tensor));
   // Flushed to the disk before the rename: otherwise a crash could leave an empty file under the
   // name.
-  written = written && std::fflush(file_) == 0 && fsync(fileno(file_)) == 0 &&
-            std::rename(temporary_.c_str(), path_.c_str()) == 0;
+  const bool written = std::fflush(file_) == 0 && fsync(fileno(file_)) == 0 &&
+                       std::rename(temporary_.c_str(), path_.c_str()) == 0;
   if (!written) return absl::UnavailableError(WhyNot(path_));
   std::fclose(std::exchange(file_, nullptr));
   return absl::OkStatus();

@@ -21,8 +21,8 @@ using NamedTensors = std::map<std::string, const Tensor*>;
 absl::StatusOr<NamedTensors> TensorsForFile(const Answer& answer);
 
 // A safetensors file that appears under its name only when it is whole: 8 bytes of length, a JSON
-// header filled up with spaces to a multiple of 8, then the data in the order of the names. FP32
-// and FP16 become F32, INT32 becomes I32.
+// header filled up with spaces to a multiple of 8, then the data in the order of the names. INT32
+// becomes I32, everything else dense F32.
 class SafetensorsFile {
  public:
   // Opens a temporary file beside `path`, so that a folder that cannot be written to shows before
@@ -39,6 +39,7 @@ class SafetensorsFile {
  private:
   SafetensorsFile(std::string path, std::string temporary, std::FILE* file);
   bool Put(absl::string_view bytes);
+  absl::Status PutTensor(const Tensor& tensor);
 
   std::string path_, temporary_;
   std::FILE* file_;

@@ -2,12 +2,15 @@
 
 #include <openssl/evp.h>
 
+#include <algorithm>
 #include <bit>
-#include <cstring>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "client/cli/tensor_values.h"
 
 namespace mambascope::cli {
 namespace {
@@ -15,32 +18,56 @@ namespace {
 // Tensors travel as little-endian bytes and are copied as they are.
 static_assert(std::endian::native == std::endian::little);
 
-int64_t BytesPerValue(v1::DataType dtype) {
-  switch (dtype) {
-    case v1::DATA_TYPE_FP32:
-    case v1::DATA_TYPE_INT32:
-      return 4;
-    case v1::DATA_TYPE_FP16:
-      return 2;
-    default:
-      return 0;
+bool IsSparse(const v1::TensorInfo& info) { return info.encoding() == v1::ENCODING_SPARSE_ROWS; }
+
+// The most bytes that a tensor of these axes takes; of dense ones exactly that many. Negative: no
+// int64 holds it, or no such shape exists.
+int64_t MostBytes(const v1::TensorInfo& info) {
+  const bool sparse = IsSparse(info), slabs = info.dtype() == v1::DATA_TYPE_UINT8;
+  const int together = std::min(info.axes_size(), sparse ? 1 : 2);  // axes of a row or slab
+  int64_t bytes = BytesPerValue(info.dtype()) + (sparse ? kColumnBytes : 0);
+  bool fits = true;
+  for (int leading = info.axes_size(); leading >= 0; --leading) {
+    if (info.axes_size() - leading == together) {
+      const int64_t head = sparse ? kCountBytes : slabs && bytes > 0 ? kGridBytes : 0;
+      fits = fits && !__builtin_add_overflow(bytes, head, &bytes);
+    }
+    if (leading == 0) break;
+    const int64_t size = info.axes(leading - 1).size();
+    fits = fits && size >= 0 && !__builtin_mul_overflow(bytes, size, &bytes);
   }
+  return fits ? bytes : -1;
 }
 
-absl::Status CheckInfo(const v1::TensorInfo& info) {
-  int64_t bytes = BytesPerValue(info.dtype());
-  if (bytes == 0) {
+absl::Status CheckType(const v1::TensorInfo& info) {
+  if (BytesPerValue(info.dtype()) == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("tensor '", info.name(),
                      "' has a type unknown to this program: ", static_cast<int>(info.dtype())));
   }
-  for (const v1::TensorInfo::Axis& axis : info.axes()) {
-    if (axis.size() < 0 || __builtin_mul_overflow(bytes, axis.size(), &bytes)) {
-      return absl::DataLossError(
-          absl::StrCat("tensor '", info.name(), "' has an impossible shape"));
-    }
+  if (!IsSparse(info)) {
+    if (info.encoding() <= v1::ENCODING_DENSE) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor '", info.name(),
+        "' has an encoding unknown to this program: ", static_cast<int>(info.encoding())));
   }
-  if (bytes != info.total_bytes()) {
+  if (info.axes_size() > 0 &&
+      (info.dtype() == v1::DATA_TYPE_FP32 || info.dtype() == v1::DATA_TYPE_FP16)) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(
+      absl::StrCat("tensor '", info.name(), "' is sparse without rows of floats"));
+}
+
+absl::Status CheckInfo(const v1::TensorInfo& info) {
+  if (absl::Status status = CheckType(info); !status.ok()) return status;
+  const int64_t bytes = MostBytes(info);
+  if (bytes < 0) {
+    return absl::DataLossError(absl::StrCat("tensor '", info.name(), "' has an impossible shape"));
+  }
+  const bool fits = IsSparse(info) ? info.total_bytes() >= 0 && info.total_bytes() <= bytes
+                                   : info.total_bytes() == bytes;
+  if (!fits) {
     return absl::DataLossError(absl::StrCat("tensor '", info.name(), "' is announced with ",
                                             info.total_bytes(), " bytes, but its shape makes ",
                                             bytes));
@@ -48,10 +75,52 @@ absl::Status CheckInfo(const v1::TensorInfo& info) {
   return absl::OkStatus();
 }
 
+// Where in a sparse tensor the bytes have come to.
+class RowCounter {
+ public:
+  explicit RowCounter(const v1::TensorInfo& info)
+      : columns_(info.axes(info.axes_size() - 1).size()),
+        entry_bytes_(kColumnBytes + BytesPerValue(info.dtype())) {
+    // From the last on: MostBytes has seen to it that these products fit.
+    for (int axis = info.axes_size() - 2; axis >= 0; --axis) rows_left_ *= info.axes(axis).size();
+  }
+
+  // False: more rows than there are, or more entries in one than columns.
+  bool Take(absl::string_view bytes) {
+    while (!bytes.empty()) {
+      if (entries_left_ > 0) {
+        const auto taken = std::min<uint64_t>(entries_left_, bytes.size());
+        entries_left_ -= taken;
+        bytes.remove_prefix(taken);
+        continue;
+      }
+      if (rows_left_ == 0) return false;
+      reinterpret_cast<char*>(&count_)[count_bytes_++] = bytes[0];
+      bytes.remove_prefix(1);
+      if (count_bytes_ < kCountBytes) continue;
+      if (count_ > columns_) return false;
+      entries_left_ = uint64_t{count_} * entry_bytes_;
+      count_bytes_ = 0;
+      --rows_left_;
+    }
+    return true;
+  }
+  bool complete() const { return rows_left_ == 0 && entries_left_ == 0 && count_bytes_ == 0; }
+
+ private:
+  const int64_t columns_;
+  const uint64_t entry_bytes_;
+  int64_t rows_left_ = 1;
+  uint64_t entries_left_ = 0;  // bytes of the entries of the row under way
+  uint32_t count_ = 0;
+  int64_t count_bytes_ = 0;  // of `count_` that have come
+};
+
 }  // namespace
 
 struct TensorSet::Arrival {
   int64_t bytes = 0;
+  std::optional<RowCounter> rows;  // of a sparse tensor
   std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> hash{EVP_MD_CTX_new(), &EVP_MD_CTX_free};
 };
 
@@ -70,7 +139,9 @@ absl::Status TensorSet::Announce(const Infos& infos, bool keep) {
       }
     }
     tensors_.push_back({info, ""});
-    if (EVP_DigestInit_ex(arrivals_.emplace_back().hash.get(), EVP_sha256(), nullptr) != 1) {
+    Arrival& arrival = arrivals_.emplace_back();
+    if (IsSparse(info)) arrival.rows.emplace(info);
+    if (EVP_DigestInit_ex(arrival.hash.get(), EVP_sha256(), nullptr) != 1) {
       return absl::InternalError("SHA-256 is not available");
     }
   }
@@ -93,6 +164,10 @@ absl::Status TensorSet::Append(const v1::TensorChunk& chunk) {
                                               "': more than the announced ",
                                               tensor.info.total_bytes(), " bytes came"));
     }
+    if (arrival.rows && !arrival.rows->Take(chunk.data())) {
+      return absl::DataLossError(
+          absl::StrCat("tensor '", chunk.tensor(), "': its rows do not hold together"));
+    }
     EVP_DigestUpdate(arrival.hash.get(), chunk.data().data(), chunk.data().size());
     arrival.bytes += size;
     if (keep_) tensor.bytes.append(chunk.data());
@@ -105,6 +180,10 @@ absl::Status TensorSet::Append(const v1::TensorChunk& chunk) {
 absl::Status TensorSet::CheckComplete() const {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const v1::TensorInfo& info = tensors_[i].info;
+    if (arrivals_[i].rows) {
+      if (arrivals_[i].rows->complete()) continue;
+      return absl::DataLossError(absl::StrCat("tensor '", info.name(), "': rows are missing"));
+    }
     if (arrivals_[i].bytes != info.total_bytes()) {
       return absl::DataLossError(absl::StrCat("tensor '", info.name(), "': ", arrivals_[i].bytes,
                                               " of ", info.total_bytes(), " bytes came"));
@@ -134,36 +213,6 @@ absl::Status TensorSet::CheckDigests(const Digests& digests) {
     }
   }
   return absl::OkStatus();
-}
-
-float FloatFromHalf(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
-  const uint32_t exponent = half >> 10 & 0x1f, fraction = half & 0x3ff;
-  if (exponent == 0) {  // zero and subnormals: exact as a product
-    const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
-    return sign == 0 ? magnitude : -magnitude;
-  }
-  const uint32_t widened = exponent == 31 ? 0xff : exponent - 15 + 127;
-  return std::bit_cast<float>(sign | widened << 23 | fraction << 13);
-}
-
-absl::StatusOr<std::vector<float>> Floats(const Tensor& tensor) {
-  std::vector<float> values;
-  if (tensor.info.dtype() == v1::DATA_TYPE_FP32) {
-    values.resize(tensor.bytes.size() / sizeof(float));
-    std::memcpy(values.data(), tensor.bytes.data(), values.size() * sizeof(float));
-  } else if (tensor.info.dtype() == v1::DATA_TYPE_FP16) {
-    values.resize(tensor.bytes.size() / sizeof(uint16_t));
-    for (size_t i = 0; i < values.size(); ++i) {
-      uint16_t half;
-      std::memcpy(&half, tensor.bytes.data() + i * sizeof(half), sizeof(half));
-      values[i] = FloatFromHalf(half);
-    }
-  } else {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tensor '", tensor.info.name(), "' holds no floats"));
-  }
-  return values;
 }
 
 }  // namespace mambascope::cli

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "google/protobuf/repeated_ptr_field.h"
 #include "mambascope/v1/explanation.pb.h"
@@ -17,11 +16,6 @@ struct Tensor {
   v1::TensorInfo info;
   std::string bytes;  // as delivered; empty when only checked
 };
-
-// The values of an FP32 tensor, or those of an FP16 one widened. kInvalidArgument for other types.
-absl::StatusOr<std::vector<float>> Floats(const Tensor& tensor);
-
-float FloatFromHalf(uint16_t half);
 
 // Puts together the tensors of one explanation, or those of the prediction itself, and holds them
 // against what was announced. Every status but OK means that the answer cannot be trusted. Memory
@@ -37,11 +31,12 @@ class TensorSet {
   TensorSet& operator=(TensorSet&&) noexcept;
 
   // `keep`: whether the bytes are kept, or only counted and hashed. Names must be unique, and
-  // total_bytes must be what axes and dtype make.
+  // total_bytes must be what axes and dtype make; of sparse tensors it may be less than that.
   absl::Status Announce(const Infos& infos, bool keep);
-  // Of an announced tensor, at the offset that its last piece ended at, within its total.
+  // Of an announced tensor, at the offset that its last piece ended at, within its total; of a
+  // sparse one within its rows, whose counts must fit their columns.
   absl::Status Append(const v1::TensorChunk& chunk);
-  // Whether every announced byte has come.
+  // Whether every announced byte has come, of sparse tensors every row.
   absl::Status CheckComplete() const;
   // Whether every tensor's bytes have the given SHA-256; every tensor needs one. Call it once.
   absl::Status CheckDigests(const Digests& digests);

@@ -87,6 +87,21 @@ TEST_F(SafetensorsFileTest, WidensHalvesToFloats) {
   EXPECT_EQ(parsed.data, Floats32({1.0f, -2.0f}));
 }
 
+TEST_F(SafetensorsFileTest, WritesBytesAndSparseRowsAsDenseFloats) {
+  const Tensor bytes =
+      Make(v1::DATA_TYPE_UINT8, {2}, Floats32({0.5f, 2}) + std::string("\0\x04", 2));
+  Tensor sparse =
+      Make(v1::DATA_TYPE_FP32, {2, 2},
+           std::string("\x01\0\0\0\x01\0\0\0", 8) + Floats32({3}) + std::string(4, '\0'));
+  sparse.info.set_encoding(v1::ENCODING_SPARSE_ROWS);
+  auto file = SafetensorsFile::Create(Path("d.safetensors"));
+  ASSERT_TRUE(file->Write({}, {{"a", &bytes}, {"b", &sparse}}).ok());
+  const Parsed parsed = Parse(Path("d.safetensors"));
+  EXPECT_EQ(parsed.header["b"]["dtype"], "F32");
+  EXPECT_EQ(parsed.header["b"]["data_offsets"], (nlohmann::json{8, 24}));
+  EXPECT_EQ(parsed.data, Floats32({-1, 1, 0, 3, 0, 0}));
+}
+
 TEST_F(SafetensorsFileTest, NothingIsLeftWithoutAWrite) {
   { auto file = SafetensorsFile::Create(Path("never.safetensors")); }
   EXPECT_EQ(Files(), 0);

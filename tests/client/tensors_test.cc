@@ -1,14 +1,12 @@
 #include "client/cli/tensors.h"
 
-#include <bit>
-#include <cmath>
 #include <cstdint>
-#include <limits>
 #include <string>
 
 #include <gtest/gtest.h>
 
 #include "client/cli/answer.h"
+#include "client/cli/tensor_values.h"
 
 namespace mambascope::cli {
 namespace {
@@ -127,17 +125,55 @@ TEST(TensorSet, TwoTensorsOfOneNameAreRefused) {
   EXPECT_EQ(TensorSet().Announce(infos, true).code(), absl::StatusCode::kDataLoss);
 }
 
-TEST(FloatFromHalf, IsExactForEveryKindOfNumber) {
-  EXPECT_EQ(FloatFromHalf(0x3c00), 1.0f);
-  EXPECT_EQ(FloatFromHalf(0xc000), -2.0f);
-  EXPECT_EQ(FloatFromHalf(0x7bff), 65504.0f);
-  EXPECT_EQ(FloatFromHalf(0x0400), 0x1p-14f);  // the smallest normal
-  EXPECT_EQ(FloatFromHalf(0x03ff), 0x1p-14f - 0x1p-24f);
-  EXPECT_EQ(FloatFromHalf(0x8001), -0x1p-24f);
-  EXPECT_EQ(FloatFromHalf(0x7c00), std::numeric_limits<float>::infinity());
-  EXPECT_EQ(FloatFromHalf(0xfc00), -std::numeric_limits<float>::infinity());
-  EXPECT_TRUE(std::isnan(FloatFromHalf(0x7e01)));
-  EXPECT_TRUE(std::signbit(FloatFromHalf(0x8000)));
+// A 2 x 3 tensor "rows" of SPARSE_ROWS: column 2 of the first row is -1, the second row is empty.
+v1::TensorInfo SparseInfo(int64_t bytes) {
+  v1::TensorInfo info = Info("rows", 2, 3, bytes);
+  info.set_encoding(v1::ENCODING_SPARSE_ROWS);
+  return info;
+}
+const std::string kRows("\x01\0\0\0\x02\0\0\0\0\0\x80\xbf\0\0\0\0", 16);
+
+TEST(TensorSet, SparseRowsMayTakeFewerBytesThanAnnounced) {
+  TensorSet set;
+  ASSERT_TRUE(set.Announce(Only(SparseInfo(56)), true).ok());
+  for (size_t at = 0; at < kRows.size(); ++at) {
+    EXPECT_FALSE(set.CheckComplete().ok());
+    EXPECT_TRUE(set.Append(Chunk("rows", static_cast<int64_t>(at), kRows.substr(at, 1))).ok());
+  }
+  EXPECT_TRUE(set.CheckComplete().ok());
+  EXPECT_EQ(*Floats(set.tensors()[0]), (std::vector<float>{0, 0, -1, 0, 0, 0}));
+  EXPECT_EQ(set.Append(Chunk("rows", 16, "x")).code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(TensorSet, SparseRowsThatDoNotFitTheirColumnsAreRefused) {
+  TensorSet set;
+  ASSERT_TRUE(set.Announce(Only(SparseInfo(56)), false).ok());
+  EXPECT_EQ(set.Append(Chunk("rows", 0, std::string("\x04\0\0\0", 4))).code(),
+            absl::StatusCode::kDataLoss);
+  EXPECT_FALSE(TensorSet().Announce(Only(SparseInfo(57)), true).ok());
+  EXPECT_FALSE(TensorSet().Announce(Only(SparseInfo(-1)), true).ok());
+  v1::TensorInfo bytes = SparseInfo(10);
+  bytes.set_dtype(v1::DATA_TYPE_UINT8);
+  EXPECT_FALSE(TensorSet().Announce(Only(bytes), true).ok());
+}
+
+TEST(TensorSet, SlabsOfBytesHaveTheirGridsInFront) {
+  const auto announces = [](const std::vector<int64_t>& axes, int64_t bytes) {
+    v1::TensorInfo info;
+    for (const int64_t size : axes) info.add_axes()->set_size(size);
+    info.set_dtype(v1::DATA_TYPE_UINT8);
+    info.set_total_bytes(bytes);
+    return TensorSet().Announce(Only(info), true).ok();
+  };
+  EXPECT_TRUE(announces({5}, 13));
+  EXPECT_TRUE(announces({2, 3}, 14));
+  EXPECT_TRUE(announces({4, 2, 3}, 56));
+  EXPECT_TRUE(announces({7, 4, 2, 3}, 7 * 56));
+  EXPECT_TRUE(announces({4, 2, 0}, 0));
+  EXPECT_TRUE(announces({0}, 0));
+  EXPECT_FALSE(announces({4, 2, 3}, 24));
+  constexpr int64_t kHuge = int64_t{1} << 40;
+  EXPECT_FALSE(announces({kHuge, kHuge}, 0));
 }
 
 // The events of an answer with one explanation, "map".
