@@ -94,6 +94,29 @@ void AddColor(CLI::App* command, CommonFlags* flags) {
       ->type_name("MODE");
 }
 
+void AddTarget(CLI::App* command, PredictFlags* flags) {
+  command->add_option("--target", flags->target,
+                      "POS[:TOKEN]: the position whose next token is explained (negative from the "
+                      "end), and which token: an id, or its text; gen:K[:TOKEN] or gen:A-B: of the "
+                      "generated tokens, counted from 0; class:NUMBER of a classifier");
+  command->add_option("--contrast", flags->contrast,
+                      "TOKEN or class:NUMBER: why the target rather than this one");
+  command->add_option("--target_value", flags->target_value,
+                      "What of the target is explained: logit (the default) or log_probability");
+}
+
+void AddFaithfulness(CLI::App* command, PredictFlags* flags) {
+  command->add_flag("--faithfulness{zero}", flags->faithfulness,
+                    "[=zero|delete|token:ID]: how far the model agrees with every explanation that "
+                    "gives one score a token, by removing tokens in the order of their scores");
+  command->add_option("--faithfulness_draws", flags->faithfulness_draws,
+                      "Random orders to compare with");
+  command->add_option("--faithfulness_seed", flags->faithfulness_seed, "Of the random orders");
+  command->add_option("--faithfulness_shares", flags->faithfulness_shares,
+                      "Shares of the tokens that are removed or kept: 0.1+0.2");
+  command->add_option("--faithfulness_points", flags->faithfulness_points, "Of each curve");
+}
+
 void AddPredict(CLI::App* app, CommonFlags* common, PredictFlags* flags) {
   CLI::App* command =
       app->add_subcommand("predict", "Predict, with explanations of the prediction");
@@ -110,11 +133,8 @@ void AddPredict(CLI::App* app, CommonFlags* common, PredictFlags* flags) {
       ->excludes(tokens);
   command->add_option("--explain", flags->explain, "METHOD[:key=value,...]; repeatable, see below")
       ->allow_extra_args(false);
-  command->add_option("--target", flags->target,
-                      "POS[:TOKEN]: the position whose next token is explained (negative from the "
-                      "end), and which token: an id, or its text; or class:NUMBER of a classifier");
-  command->add_option("--contrast", flags->contrast,
-                      "TOKEN or class:NUMBER: why the target rather than this one");
+  AddTarget(command, flags);
+  AddFaithfulness(command, flags);
   command->add_option("--max_tokens", flags->max_tokens, "Tokens to generate");
   command->add_option("--temperature", flags->temperature, "0: always the most probable");
   command->add_option("--top_p", flags->top_p, "Choose among the most probable that sum to this");
@@ -125,8 +145,11 @@ void AddPredict(CLI::App* app, CommonFlags* common, PredictFlags* flags) {
   command->add_flag("--ignore_eos", flags->ignore_eos, "Go on past the end-of-text token");
   command->add_option("--top_logprobs", flags->top_logprobs, "Show this many alternatives");
   command->add_flag("--logits", flags->logits, "Also deliver the tensor `logits`");
-  command->add_option("--dtype", flags->dtype, "How tensors travel")
-      ->check(CLI::IsMember({"fp32", "fp16"}));
+  command->add_option("--delivery", flags->delivery,
+                      "How numbers travel: fp32 (the default), fp16, uint8");
+  command->add_option("--sparse", flags->sparse,
+                      "Of rows over tokens only top_k:N entries, those from threshold:X on, or the "
+                      "fewest that hold mass:X of each row; the rest counts as 0");
   command->add_option("--request_id", flags->request_id, "Your own id for the request");
   command->add_option("--label", flags->labels, "key=value for the server's log; repeatable")
       ->allow_extra_args(false);

@@ -2,93 +2,20 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "client/cli/answer.h"
 #include "client/cli/answer_view.h"
 #include "client/cli/connection.h"
-#include "client/cli/explain_option.h"
-#include "client/cli/image_file.h"
 #include "client/cli/interrupt.h"
 #include "client/cli/json_line.h"
 #include "client/cli/safetensors_writer.h"
 #include "mambascope/v1/prediction.grpc.pb.h"
-#include "server/base/status.h"
 
 namespace mambascope::cli {
 namespace {
-
-absl::Status SetInput(const PredictFlags& flags, v1::PredictRequest* request) {
-  const int given = (flags.text ? 1 : 0) + (flags.tokens ? 1 : 0) + (flags.image ? 1 : 0);
-  if (given != 1) {
-    return absl::InvalidArgumentError("exactly one of --text, --tokens and --image is needed");
-  }
-  if (flags.image) {
-    ASSIGN_OR_RETURN(*request->mutable_image(), ReadImageFile(*flags.image));
-    return absl::OkStatus();
-  }
-  if (flags.text) {
-    request->set_text(*flags.text);
-    return absl::OkStatus();
-  }
-  for (const absl::string_view token : absl::StrSplit(*flags.tokens, ',')) {
-    int32_t id = 0;
-    if (!absl::SimpleAtoi(token, &id)) {
-      return absl::InvalidArgumentError(absl::StrCat("--tokens: '", token, "' is not a token id"));
-    }
-    request->mutable_token_ids()->add_ids(id);
-  }
-  return absl::OkStatus();
-}
-
-void SetGeneration(const PredictFlags& flags, v1::PredictRequest* request) {
-  v1::Generation generation;
-  if (flags.max_tokens) generation.set_max_tokens(*flags.max_tokens);
-  if (flags.temperature) generation.set_temperature(*flags.temperature);
-  if (flags.top_p) generation.set_top_p(*flags.top_p);
-  if (flags.top_k) generation.set_top_k(*flags.top_k);
-  if (flags.seed) generation.set_seed(*flags.seed);
-  if (flags.top_logprobs) generation.set_top_logprobs(*flags.top_logprobs);
-  for (const std::string& stop : flags.stop) generation.add_stop(stop);
-  generation.set_ignore_eos(flags.ignore_eos);
-  generation.set_return_logits(flags.logits);
-  if (generation.ByteSizeLong() > 0) *request->mutable_generation() = std::move(generation);
-}
-
-absl::Status SetExplanations(const PredictFlags& flags, v1::PredictRequest* request) {
-  if (flags.explain.empty() && (flags.target || flags.contrast)) {
-    return absl::InvalidArgumentError("--target and --contrast need an --explain");
-  }
-  v1::Target target;
-  if (flags.target) RETURN_IF_ERROR(ParseTarget(*flags.target, &target));
-  if (flags.contrast) RETURN_IF_ERROR(ParseContrast(*flags.contrast, &target));
-  for (const std::string& option : flags.explain) {
-    ASSIGN_OR_RETURN(*request->add_explanations(), ParseExplain(option));
-    if (flags.target || flags.contrast) {
-      *request->mutable_explanations()->rbegin()->mutable_target() = target;
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status SetLabels(const PredictFlags& flags, v1::PredictRequest* request) {
-  for (const std::string& label : flags.labels) {
-    const size_t equals = label.find('=');
-    if (equals == std::string::npos || equals == 0) {
-      return absl::InvalidArgumentError(absl::StrCat("--label: '", label, "' is not key=value"));
-    }
-    if (!request->mutable_labels()
-             ->insert({label.substr(0, equals), label.substr(equals + 1)})
-             .second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--label: ", label.substr(0, equals), " is given twice"));
-    }
-  }
-  return absl::OkStatus();
-}
 
 // Both ends of a call: what came of it, and how it ended.
 struct Ended {
@@ -169,18 +96,6 @@ ExitCode Report(const Ended& ended, const Answer& answer, const Output& output) 
 }
 
 }  // namespace
-
-absl::StatusOr<v1::PredictRequest> BuildRequest(const PredictFlags& flags) {
-  v1::PredictRequest request;
-  request.set_request_id(flags.request_id);
-  RETURN_IF_ERROR(SetInput(flags, &request));
-  SetGeneration(flags, &request);
-  RETURN_IF_ERROR(SetExplanations(flags, &request));
-  RETURN_IF_ERROR(SetLabels(flags, &request));
-  if (flags.dtype == "fp32") request.mutable_delivery()->set_dtype(v1::DATA_TYPE_FP32);
-  if (flags.dtype == "fp16") request.mutable_delivery()->set_dtype(v1::DATA_TYPE_FP16);
-  return request;
-}
 
 ExitCode Predict(const std::shared_ptr<grpc::Channel>& channel, const v1::PredictRequest& request,
                  const PredictFlags& flags, const Output& output) {

@@ -129,39 +129,75 @@ TEST(ExplainOption, AShortTextCannotMakeAnEndlessList) {
   EXPECT_EQ(Parsed("hidden_attention:channels=0-65535").hidden_attention().channels_size(), 65536);
 }
 
-v1::Target ParsedTarget(const std::string& option) {
-  v1::Target target;
-  EXPECT_TRUE(ParseTarget(option, &target).ok());
-  return target;
+TEST(ExplainOption, ScalarsOfAOneofAreKeysOfWhichOneMayBeGiven) {
+  EXPECT_EQ(Parsed("integrated_gradients:steps=32,baseline_token_id=5")
+                .integrated_gradients()
+                .baseline_token_id(),
+            5);
+  EXPECT_TRUE(Parsed("integrated_gradients:zero_baseline").integrated_gradients().zero_baseline());
+  EXPECT_EQ(Parsed("occlusion:replacement_token_id=0").occlusion().replacement_case(),
+            v1::Occlusion::kReplacementTokenId);
+  EXPECT_TRUE(absl::StrContains(Refusal("integrated_gradients:zero_baseline,baseline_token_id=5"),
+                                "baseline_token_id: does not go with zero_baseline"));
 }
 
-TEST(TargetOption, IsAPositionAloneOrWithAToken) {
-  EXPECT_EQ(ParsedTarget("-1").position(), -1);
-  EXPECT_EQ(ParsedTarget("-1").output_case(), v1::Target::OUTPUT_NOT_SET);
-  EXPECT_EQ(ParsedTarget("4:1127").token_id(), 1127);
-  EXPECT_EQ(ParsedTarget("0: Paris").text(), " Paris");
-  EXPECT_TRUE(ParsedTarget("0:7").has_position());
+TEST(ExplainOption, AMessageOfOneListIsAList) {
+  const v1::IntegratedGradients method =
+      Parsed("integrated_gradients:baseline_token_ids=5+7-9").integrated_gradients();
+  EXPECT_EQ(std::vector<int>(method.baseline_token_ids().ids().begin(),
+                             method.baseline_token_ids().ids().end()),
+            (std::vector<int>{5, 7, 8, 9}));
 }
 
-TEST(TargetOption, ATextMayHoldColonsAndDigits) {
-  EXPECT_EQ(ParsedTarget("2::").text(), ":");
-  EXPECT_EQ(ParsedTarget("2:12th").text(), "12th");
+TEST(ExplainOption, EnumsMayRepeatComeFromOtherMessagesAndStandInEitherCase) {
+  const v1::Parameters method =
+      Parsed("parameters:kinds=delta+B+state,direction=backward").parameters();
+  ASSERT_EQ(method.kinds_size(), 3);
+  EXPECT_EQ(method.kinds(1), v1::Parameters::KIND_B);
+  EXPECT_EQ(method.direction(), v1::HiddenAttention::DIRECTION_BACKWARD);
+  EXPECT_EQ(Parsed("hidden_attention:scope=mixer").hidden_attention().scope(),
+            v1::HiddenAttention::SCOPE_MIXER);
+  const v1::MambaAttribution attribution =
+      Parsed("mamba_attribution:broadcast=output,normalization=row_sum").mamba_attribution();
+  EXPECT_EQ(attribution.broadcast(), v1::MambaAttribution::BROADCAST_OUTPUT);
+  EXPECT_EQ(attribution.normalization(), v1::AttentionRollout::NORMALIZATION_ROW_SUM);
 }
 
-TEST(TargetOption, RefusesWhatIsNoPositionAndTokensWithoutText) {
-  v1::Target target;
-  for (const char* option : {"", "x", ":5", "1.5", "3:", "99999999999"}) {
-    EXPECT_EQ(ParseTarget(option, &target).code(), absl::StatusCode::kInvalidArgument) << option;
-  }
+TEST(ExplainOption, GroupsOfTokensAreKeysOfEveryMethod) {
+  const v1::Aggregation groups =
+      Parsed("occlusion:words,sentences=true,pixels=1,spans=0-5+7-9").aggregation();
+  EXPECT_TRUE(groups.words() && groups.sentences() && groups.pixels());
+  ASSERT_EQ(groups.spans_size(), 2);
+  EXPECT_EQ(groups.spans(0).end(), 6u);  // half-open in the request
+  EXPECT_EQ(groups.spans(1).begin(), 7u);
+  EXPECT_FALSE(Parsed("occlusion").has_aggregation());
 }
 
-TEST(ContrastOption, IsAnIdOrAText) {
-  v1::Target target;
-  EXPECT_TRUE(ParseContrast("17", &target).ok());
-  EXPECT_EQ(target.contrast_token_id(), 17);
-  EXPECT_TRUE(ParseContrast(" London", &target).ok());
-  EXPECT_EQ(target.contrast_text(), " London");
-  EXPECT_FALSE(ParseContrast("", &target).ok());
+TEST(ExplainOption, FaithfulnessIsAskedForByNameByRemovalOrByItsParts) {
+  EXPECT_EQ(Parsed("mamba_lrp:faithfulness").faithfulness().removal(),
+            v1::Faithfulness::REMOVAL_ZERO);
+  const v1::Faithfulness token =
+      Parsed("mamba_lrp:faithfulness=token:7,faithfulness_draws=0,faithfulness_shares=0.1+0.5")
+          .faithfulness();
+  EXPECT_EQ(token.removal(), v1::Faithfulness::REMOVAL_TOKEN);
+  EXPECT_EQ(token.token_id(), 7);
+  EXPECT_TRUE(token.has_random_draws());
+  EXPECT_EQ(token.shares_size(), 2);
+  EXPECT_EQ(Parsed("mamba_lrp:faithfulness_points=9").faithfulness().points(), 9);
+  EXPECT_TRUE(absl::StrContains(Refusal("mamba_lrp:faithfulness=token"), "zero, delete, token:ID"));
+  EXPECT_TRUE(absl::StrContains(Refusal("mamba_lrp:faithfulness_draws=x"),
+                                "faithfulness_draws: 'x' is not an integer"));
+}
+
+TEST(ExplainOption, EveryMethodTakesATargetOfItsOwn) {
+  const v1::Target target = Parsed("mamba_lrp:target=-2:7,contrast=9").target();
+  EXPECT_EQ(target.position(), -2);
+  EXPECT_EQ(target.token_id(), 7);
+  EXPECT_EQ(target.contrast_token_id(), 9);
+  EXPECT_EQ(Parsed("mamba_lrp:generated=3-5").target().generated_end(), 6);
+  Refusal("mamba_lrp:generated=3,target=-1");
+  Refusal("mamba_lrp:target");
+  EXPECT_TRUE(absl::StrContains(Refusal("raw_attention:rows=all"), "target, contrast, generated"));
 }
 
 }  // namespace

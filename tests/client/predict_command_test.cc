@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -26,58 +25,6 @@ PredictFlags TextFlags() {
   PredictFlags flags;
   flags.text = "The cat";
   return flags;
-}
-
-TEST(BuildRequest, SetsOnlyWhatWasGiven) {
-  const auto request = BuildRequest(TextFlags());
-  ASSERT_TRUE(request.ok());
-  EXPECT_EQ(request->text(), "The cat");
-  EXPECT_FALSE(request->has_generation());
-  EXPECT_FALSE(request->has_delivery());
-}
-
-TEST(BuildRequest, TakesEveryFlag) {
-  PredictFlags flags;
-  flags.tokens = "5,6";
-  flags.explain = {"hidden_attention:id=a", "raw_attention"};
-  flags.target = "-2: x";
-  flags.contrast = "9";
-  flags.max_tokens = 3;
-  flags.seed = 1ull << 63;
-  flags.stop = {".", "\n"};
-  flags.logits = true;
-  flags.dtype = "fp16";
-  flags.labels = {"team=a=b"};
-  const auto request = BuildRequest(flags);
-  ASSERT_TRUE(request.ok()) << request.status();
-  EXPECT_EQ(request->token_ids().ids(1), 6);
-  EXPECT_EQ(request->generation().max_tokens(), 3);
-  EXPECT_EQ(request->generation().seed(), 1ull << 63);
-  EXPECT_EQ(request->generation().stop_size(), 2);
-  EXPECT_TRUE(request->generation().return_logits());
-  EXPECT_EQ(request->delivery().dtype(), v1::DATA_TYPE_FP16);
-  EXPECT_EQ(request->labels().at("team"), "a=b");
-  ASSERT_EQ(request->explanations_size(), 2);
-  for (const v1::Explanation& explanation : request->explanations()) {
-    EXPECT_EQ(explanation.target().position(), -2);
-    EXPECT_EQ(explanation.target().text(), " x");
-    EXPECT_EQ(explanation.target().contrast_token_id(), 9);
-  }
-}
-
-TEST(BuildRequest, RefusesWhatMakesNoRequest) {
-  const auto refuses = [](const std::function<void(PredictFlags*)>& change) {
-    PredictFlags flags = TextFlags();
-    change(&flags);
-    return BuildRequest(flags).status().code() == absl::StatusCode::kInvalidArgument;
-  };
-  EXPECT_TRUE(refuses([](PredictFlags* flags) { flags->text.reset(); }));
-  EXPECT_TRUE(refuses([](PredictFlags* flags) { flags->tokens = "1"; }));
-  EXPECT_TRUE(refuses([](PredictFlags* flags) { flags->text.reset(), flags->tokens = "1,,2"; }));
-  EXPECT_TRUE(refuses([](PredictFlags* flags) { flags->explain = {"nothing"}; }));
-  EXPECT_TRUE(refuses([](PredictFlags* flags) { flags->target = "-1"; }));
-  EXPECT_TRUE(refuses([](PredictFlags* flags) { flags->labels = {"a"}; }));
-  EXPECT_TRUE(refuses([](PredictFlags* flags) { flags->labels = {"a=1", "a=2"}; }));
 }
 
 // Answers every request with `events`, then `status`.
