@@ -8,9 +8,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
-#include "client/cli/errors.h"
+#include "client/cli/explanation_view.h"
 #include "client/cli/heat_scale.h"
-#include "client/cli/render_map.h"
+#include "client/cli/render_agreement.h"
 
 namespace mambascope::cli {
 namespace {
@@ -26,55 +26,6 @@ std::string FinishName(v1::FinishReason reason) {
   absl::string_view name = v1::FinishReason_Name(reason);
   absl::ConsumePrefix(&name, "FINISH_REASON_");
   return absl::AsciiStrToLower(name);
-}
-
-std::string Shape(const v1::TensorInfo& info) {
-  std::vector<std::string> axes;
-  for (const auto& axis : info.axes()) axes.push_back(absl::StrCat(axis.size(), " ", axis.name()));
-  return absl::StrCat("[", absl::StrJoin(axes, ", "), "]");
-}
-
-std::string TargetText(const v1::ResolvedTarget& target) {
-  const auto token = [](absl::string_view piece, int32_t id) {
-    return piece.empty() ? absl::StrCat("#", id)
-                         : absl::StrCat("\"", ReadablePiece(piece, id), "\" (#", id, ")");
-  };
-  std::string text = absl::StrCat("why ", token(target.piece(), target.token_id()));
-  const bool contrast = target.has_contrast_token_id();
-  if (contrast) {
-    absl::StrAppend(&text, " rather than ",
-                    token(target.contrast_piece(), target.contrast_token_id()));
-  }
-  absl::StrAppend(&text, " after position ", target.position(), ": ",
-                  contrast ? "difference of logits " : "logit ", Number(target.value()), ", ",
-                  Probability(target.log_probability()));
-  return text;
-}
-
-std::string QualityText(const v1::Quality& quality) {
-  std::vector<std::string> parts;
-  const v1::Quality::Reconstruction& reconstruction = quality.reconstruction();
-  const auto& errors = reconstruction.relative_error_by_layer();
-  if (!errors.empty()) {
-    parts.push_back(absl::StrFormat("reconstruction error %.3g",
-                                    *std::max_element(errors.begin(), errors.end())));
-  }
-  if (quality.has_smallest_row_sum()) {
-    parts.push_back(absl::StrFormat("smallest row sum %.3g", quality.smallest_row_sum()));
-  }
-  if (parts.empty()) return "";
-  if (quality.tolerance() > 0) {
-    parts.push_back(absl::StrFormat("%s the tolerance of %.3g",
-                                    quality.within_tolerance() ? "within" : "BEYOND",
-                                    quality.tolerance()));
-  }
-  std::string text = absl::StrCat("quality: ", absl::StrJoin(parts, ", "));
-  if (!errors.empty()) {
-    absl::StrAppendFormat(&text, " (the worst of %d layers; %d channels, %d rows compared)",
-                          errors.size(), reconstruction.channels_compared(),
-                          reconstruction.rows_compared());
-  }
-  return text;
 }
 
 }  // namespace
@@ -109,9 +60,14 @@ void AnswerView::OnEvent(const v1::PredictEvent& event, const Answer& answer) {
 void AnswerView::OnEnd(const Answer& answer) {
   status_->Clear();
   if (!answer.generated().empty()) ShowPrediction(answer);
+  CollectNames(answer);
+  const ExplanationContext context = {request_, tokens_,
+                                      static_cast<size_t>(answer.started().tokens_size()), pieces_,
+                                      !answer.classification().top().empty()};
   for (const ExplanationAnswer& explanation : answer.explanations()) {
-    if (explanation.finished) ShowExplanation(explanation);
+    if (explanation.finished) RenderExplanation(screen_, explanation, context, out_);
   }
+  RenderAgreements(screen_, answer.finished().agreements(), out_);
   out_ << std::flush;
 }
 
@@ -131,6 +87,10 @@ void AnswerView::ShowStarted(const v1::Started& started) {
 
 void AnswerView::ShowToken(const v1::TokenEvent& token) {
   status_->Clear();
+  // Targets among the generated tokens have them as input.
+  TokenLabel& label = tokens_.emplace_back();
+  label.text = token.text().empty() ? ReadablePiece(token.piece(), token.token_id()) : token.text();
+  label.position = static_cast<int64_t>(tokens_.size()) - 1;
   if (!in_prediction_) out_ << Dim(screen_) << "prediction  " << Reset(screen_);
   in_prediction_ = true;
   // Without a tokenizer there is no text; with one, a text may still wait for the next token.
@@ -190,29 +150,23 @@ void AnswerView::ShowPrediction(const Answer& answer) {
   out_ << std::flush;
 }
 
-void AnswerView::ShowExplanation(const ExplanationAnswer& explanation) {
-  const v1::ExplanationStarted& started = explanation.started;
-  out_ << "\n" << Bold(screen_) << Safe(started.explanation_id()) << Reset(screen_);
-  if (started.method() != started.explanation_id() && !started.method().empty()) {
-    out_ << " (" << Safe(started.method()) << ")";
+void AnswerView::Name(int32_t id, absl::string_view piece) {
+  if (!piece.empty()) pieces_.emplace(id, ReadablePiece(piece, id));
+}
+
+void AnswerView::CollectNames(const Answer& answer) {
+  for (const v1::Token& token : answer.started().tokens()) Name(token.id(), token.piece());
+  for (const v1::TokenEvent& token : answer.generated()) {
+    Name(token.token_id(), token.piece());
+    for (const v1::TokenProbability& other : token.top()) Name(other.token_id(), other.piece());
   }
-  out_ << "\n";
-  if (started.has_target()) out_ << "  " << Safe(TargetText(started.target())) << "\n";
-  if (!explanation.succeeded()) {
-    out_ << "  failed: " << CodeName(explanation.end.status().code()) << ": "
-         << Safe(explanation.end.status().message()) << "\n";
-    return;
+  for (const v1::ClassProbability& candidate : answer.classification().top()) {
+    Name(candidate.class_id(), candidate.label());
   }
-  for (const Tensor& tensor : explanation.tensors.tensors()) {
-    out_ << "  " << Dim(screen_) << Safe(tensor.info.name()) << " " << Safe(Shape(tensor.info))
-         << Reset(screen_) << "\n";
-    if (&tensor != &explanation.tensors.tensors().front()) continue;
-    if (const auto values = Floats(tensor); values.ok()) {
-      RenderTensor(screen_, tensor.info, *values, tokens_, started.target().position(), out_);
-    }
-  }
-  if (const std::string quality = QualityText(explanation.end.quality()); !quality.empty()) {
-    out_ << "  " << quality << "\n";
+  for (const ExplanationAnswer& explanation : answer.explanations()) {
+    const v1::ResolvedTarget& target = explanation.started.target();
+    Name(target.token_id(), target.piece());
+    Name(target.contrast_token_id(), target.contrast_piece());
   }
 }
 

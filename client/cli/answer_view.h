@@ -1,10 +1,12 @@
 #pragma once
 
+#include <cstdint>
 #include <ostream>
 #include <string>
 #include <vector>
 
 #include "client/cli/answer.h"
+#include "client/cli/render_lens.h"
 #include "client/cli/render_text.h"
 #include "client/cli/terminal.h"
 #include "mambascope/v1/prediction.pb.h"
@@ -29,7 +31,8 @@ class AnswerView {
   void ShowToken(const v1::TokenEvent& token);
   void ShowClasses(const v1::Classification& classification);
   void ShowPrediction(const Answer& answer);
-  void ShowExplanation(const ExplanationAnswer& explanation);
+  void Name(int32_t id, absl::string_view piece);
+  void CollectNames(const Answer& answer);
   void ShowProgress(const v1::Progress& progress);
   std::string Safe(absl::string_view text) const;
 
@@ -37,7 +40,8 @@ class AnswerView {
   const Screen screen_;
   StatusLine* const status_;
   std::ostream& out_;
-  std::vector<TokenLabel> tokens_;
+  std::vector<TokenLabel> tokens_;  // of the prompt, then those generated
+  PieceNames pieces_;
   std::vector<v1::Progress> progress_;  // the latest of each explanation
   bool in_prediction_ = false;          // its line is not ended yet
   bool prediction_shown_ = false;

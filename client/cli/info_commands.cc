@@ -1,7 +1,5 @@
 #include "client/cli/info_commands.h"
 
-#include <algorithm>
-
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -10,32 +8,13 @@
 #include "client/cli/connection.h"
 #include "client/cli/interrupt.h"
 #include "client/cli/json_line.h"
+#include "client/cli/table.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "mambascope/v1/model.grpc.pb.h"
 #include "mambascope/v1/prediction.grpc.pb.h"
 
 namespace mambascope::cli {
 namespace {
-
-using Row = std::vector<std::string>;  // escaped cells
-
-// Columns as wide as their widest cell; the last one is not filled up.
-void PrintTable(const std::vector<Row>& rows, std::ostream& out) {
-  std::vector<int> widths;
-  for (const Row& row : rows) {
-    widths.resize(std::max(widths.size(), row.size()));
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], DisplayWidth(row[i]));
-  }
-  for (const Row& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      if (i + 1 == row.size()) {
-        out << row[i] << "\n";
-      } else {
-        out << Fitted(row[i], widths[i]) << "  ";
-      }
-    }
-  }
-}
 
 // Runs one unary call under the timeout and Ctrl-C.
 template <typename Call>
@@ -78,7 +57,7 @@ void PrintModel(const v1::GetModelResponse& response, const Output& output) {
   const v1::ModelSizes& sizes = model.sizes();
   std::string state = StateName(model.state());
   if (!model.state_message().empty()) absl::StrAppend(&state, ": ", safe(model.state_message()));
-  std::vector<Row> rows = {
+  std::vector<TableRow> rows = {
       {"model", absl::StrCat(safe(model.name()), "@", safe(model.version()))},
       {"state", state},
       {"family", safe(model.family())},
@@ -108,20 +87,20 @@ void PrintModel(const v1::GetModelResponse& response, const Output& output) {
     rows.push_back({"max input", absl::StrCat(model.max_input_tokens(), " tokens")});
     rows.push_back({"tokenizer", model.has_tokenizer() ? "yes" : "no: token ids only"});
   }
-  PrintTable(rows, output.out);
+  PrintTable(rows, 0, output.out);
   if (response.methods().empty()) return;
-  std::vector<Row> methods = {{"method", "result", "memory"}};
+  std::vector<TableRow> methods = {{"method", "result", "memory", "seconds"}};
   for (const v1::MethodInfo& method : response.methods()) {
-    methods.push_back(
-        {safe(method.name()), Bytes(method.result_bytes()), Bytes(method.memory_bytes())});
+    methods.push_back({safe(method.name()), Bytes(method.result_bytes()),
+                       Bytes(method.memory_bytes()), absl::StrFormat("%.3g", method.seconds())});
   }
   output.out << "\n";
-  PrintTable(methods, output.out);
+  PrintTable(methods, 0, output.out);
 }
 
 void PrintModels(const v1::ListModelsResponse& response, const Output& output) {
   const auto safe = [&](absl::string_view text) { return Escaped(text, output.screen.utf8); };
-  std::vector<Row> rows = {
+  std::vector<TableRow> rows = {
       {"model", "state", "family", "parameters", "layers", "max input", "tokenizer", "digest"}};
   for (const v1::Model& model : response.models()) {
     rows.push_back({absl::StrCat(safe(model.name()), "@", safe(model.version())),
@@ -130,7 +109,7 @@ void PrintModels(const v1::ListModelsResponse& response, const Output& output) {
                     absl::StrCat(model.max_input_tokens()), model.has_tokenizer() ? "yes" : "no",
                     safe(model.digest().substr(0, 12))});
   }
-  PrintTable(rows, output.out);
+  PrintTable(rows, 0, output.out);
 }
 
 }  // namespace
@@ -147,7 +126,7 @@ ExitCode Tokenize(const std::shared_ptr<grpc::Channel>& channel, const TokenizeF
   });
   if (code != kDone) return code;
   if (flags.json) return PrintJson(response, output);
-  std::vector<Row> rows = {{"pos", "id", "bytes", "piece", "flags"}};
+  std::vector<TableRow> rows = {{"pos", "id", "bytes", "piece", "flags"}};
   for (const v1::Token& token : response.tokens()) {
     std::vector<std::string> marks;
     if (token.special()) marks.emplace_back("special");
@@ -157,7 +136,7 @@ ExitCode Tokenize(const std::shared_ptr<grpc::Channel>& channel, const TokenizeF
                     Escaped(token.piece(), output.screen.utf8, Spaces::kVisible),
                     absl::StrJoin(marks, " ")});
   }
-  PrintTable(rows, output.out);
+  PrintTable(rows, 0, output.out);
   return kDone;
 }
 

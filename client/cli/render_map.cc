@@ -270,4 +270,24 @@ void RenderTensor(const Screen& screen, const v1::TensorInfo& info, std::span<co
   }
 }
 
+void RenderGrid(const Screen& screen, std::span<const float> values, int64_t rows, int64_t columns,
+                std::ostream& out) {
+  const HeatScale scale = FitScale(values);
+  if (screen.color) {
+    const Map map = {"", values, rows, columns, /*causal=*/false};
+    for (int64_t line = 0; line < MapLines(screen, rows); ++line) {
+      out << "  " << MapLine(screen, scale, map, line) << "\n";
+    }
+  } else {
+    for (int64_t i = 0; i < rows; ++i) {
+      out << "  ";
+      for (const float value : values.subspan(i * columns, columns)) {
+        out << std::string(2, Shade(scale, value));  // cells are about as high as two are wide
+      }
+      out << "\n";
+    }
+  }
+  out << (screen.color ? "  " : "  size: ") << Legend(screen, scale) << "\n";
+}
+
 }  // namespace mambascope::cli

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <ostream>
 #include <span>
 
@@ -20,5 +21,9 @@ namespace mambascope::cli {
 // `target_position` is a position of the input.
 void RenderTensor(const Screen& screen, const v1::TensorInfo& info, std::span<const float> values,
                   std::span<const TokenLabel> tokens, int target_position, std::ostream& out);
+
+// [rows, columns] values, row-major, as a picture: blocks of colour, or marks without it.
+void RenderGrid(const Screen& screen, std::span<const float> values, int64_t rows, int64_t columns,
+                std::ostream& out);
 
 }  // namespace mambascope::cli
