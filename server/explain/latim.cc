@@ -11,6 +11,7 @@
 #include "server/base/check.h"
 #include "server/base/status.h"
 #include "server/explain/latim_rows.h"
+#include "server/explain/latim_setup.h"
 #include "server/explain/latim_target.h"
 #include "server/explain/layer_attention.h"
 #include "server/explain/method.h"
@@ -25,49 +26,6 @@ constexpr absl::string_view kName = "latim";
 using v1::Latim;
 
 constexpr int64_t kProductRows = 64;  // of the transposed product in one task
-
-Latim::Norm NormOf(Latim::Norm norm) {
-  return norm == Latim::NORM_UNSPECIFIED ? Latim::NORM_ALTI_LOGIT : norm;
-}
-// Whether the layers are joined.
-bool IsJoined(Latim::Norm norm) {
-  return norm == Latim::NORM_ALTI_LOGIT || norm == Latim::NORM_ALTI_ROLLOUT;
-}
-
-// What the options come to for a model and an input.
-struct Setup {
-  Setup(const v1::Explanation& explanation, const model::ModelConfig& config, int64_t length)
-      : norm(NormOf(explanation.latim().norm())),
-        all_rows(explanation.latim().rows() == v1::ROWS_ALL),
-        joined(IsJoined(norm)),
-        tokens(length),
-        target(TargetRowsOf(explanation, config, length)),
-        prefix(all_rows ? length : ReadTokens(config, target.end() - 1, length)),
-        layers(LayersOf(explanation.latim().layers(), config)),
-        want{ActivationOf(explanation.latim().activation()), joined ? Latim::NORM_ALTI : norm,
-             joined || explanation.latim().alti_residual()} {
-    if (carries()) std::reverse(layers.begin(), layers.end());
-    stream_stride = model::SequenceTrace::StreamStride(config, length);
-  }
-
-  // A row vector goes from the last layer down.
-  bool carries() const { return joined && !all_rows; }
-  // The rows of the layer that is visited as number `visit`.
-  RowRange rows(size_t visit) const {
-    // Nothing but the target's row reads the last layer's output.
-    const bool target_only = !all_rows && (!joined || visit == 0);
-    return target_only ? target : RowRange{0, prefix};
-  }
-
-  Latim::Norm norm;
-  bool all_rows, joined;
-  int64_t tokens;
-  RowRange target;
-  int64_t prefix;               // tokens that any row reads
-  std::vector<int32_t> layers;  // in the order of the visits
-  LatimRows::Want want;
-  int32_t stream_stride;
-};
 
 class Explainer : public Explaining {
  public:
@@ -251,7 +209,7 @@ class Explainer : public Explaining {
   }
 
   const Subject subject_;
-  const Setup setup_;
+  const LatimSetup setup_;
   model::StreamWalk walk_;
   LatimRows rows_;
   const std::vector<float> weights_;  // of the target's rows
@@ -280,42 +238,14 @@ class LatimMethod : public Method {
   void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
                 int64_t /*tokens*/, const std::string& field,
                 Violations& violations) const override {
-    const Latim& options = explanation.latim();
-    const Latim::Norm norm = NormOf(options.norm());
-    CheckLogitTarget(explanation, field, violations);
-    const bool known =
-        CheckEnum(Latim::Norm_IsValid(options.norm()), options.norm(), field + ".norm", violations);
-    CheckEnum(Latim::Activation_IsValid(options.activation()), options.activation(),
-              field + ".activation", violations);
-    const bool rows =
-        CheckEnum(v1::Rows_IsValid(options.rows()), options.rows(), field + ".rows", violations);
-    CheckLayers(options.layers(), config, field, violations);
-    if (!known) return;
-    const std::string& spelled = Latim::Norm_Name(norm);
-    if (options.alti_residual() && norm != Latim::NORM_ALTI) {
-      violations.Add(field + ".alti_residual",
-                     IsJoined(norm) ? absl::StrCat("is for NORM_ALTI only; ", spelled,
-                                                   " always has the residual")
-                                    : "is for NORM_ALTI only");
-    }
-    if (IsJoined(norm) && !options.layers().empty()) {
-      violations.Add(field + ".layers", absl::StrCat("do not go with ", spelled,
-                                                     ", which needs all layers; NORM_ALTI, NORM_L1 "
-                                                     "and NORM_L2 explain some"));
-    }
-    if (rows && norm == Latim::NORM_ALTI_LOGIT && options.rows() != v1::ROWS_UNSPECIFIED) {
-      violations.Add(field + ".rows",
-                     absl::StrCat(v1::Rows_Name(options.rows()),
-                                  " does not go with NORM_ALTI_LOGIT, whose parts are of the "
-                                  "target's logit; NORM_ALTI_ROLLOUT has rows"));
-    }
+    CheckLatimOptions(explanation, config, field, violations);
   }
 
   Plan MakePlan(const v1::Explanation& explanation, const model::ModelConfig& config,
                 int64_t tokens, v1::DataType dtype) const override {
-    const Setup setup(explanation, config, tokens);
+    const LatimSetup setup(explanation, config, tokens);
     Plan plan;
-    AddTensors(setup, config, dtype, plan);
+    plan.tensors = LatimTensors(setup, config, dtype);
     plan.streams = true;
     const LatimRows rows(config, setup.want, setup.prefix);
     const int32_t recomputed = RecomputedLayers(setup.layers, setup.stream_stride);
@@ -350,25 +280,6 @@ class LatimMethod : public Method {
   std::unique_ptr<Explaining> Start(const v1::Explanation& options,
                                     const Subject& subject) const override {
     return std::make_unique<Explainer>(options, subject);
-  }
-
- private:
-  static void AddTensors(const Setup& setup, const model::ModelConfig& config, v1::DataType dtype,
-                         Plan& plan) {
-    const Axis layers = {"layers", static_cast<int64_t>(setup.layers.size()), setup.layers};
-    const Axis inputs = {"input_tokens", setup.tokens, {}};
-    std::vector<Axis> axes;
-    if (!setup.joined) axes.push_back(layers);
-    if (setup.all_rows) axes.push_back({"output_tokens", setup.tokens, {}});
-    axes.push_back(inputs);
-    plan.tensors.push_back(MakeTensorInfo(std::string(kName), std::move(axes), dtype));
-    plan.tensors.back().set_nonnegative(setup.norm != Latim::NORM_ALTI_LOGIT);
-    if (setup.norm != Latim::NORM_ALTI_LOGIT) return;
-    plan.tensors.push_back(
-        MakeTensorInfo("per_layer", {{"layers", config.layers, {}}, inputs}, dtype));
-    plan.tensors.push_back(MakeTensorInfo("embedding", {{"value", 1, {}}}, dtype));
-    plan.tensors.push_back(MakeTensorInfo("embedding_tokens", {inputs}, dtype));
-    plan.tensors.push_back(MakeTensorInfo("constant", {{"value", 1, {}}}, dtype));
   }
 };
 
