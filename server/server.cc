@@ -91,8 +91,7 @@ class ServerImpl : public Server {
   absl::Status Start() {
     ASSIGN_OR_RETURN(device_, model::ParseDevice(options_.device));
     ASSIGN_OR_RETURN(repository_, serving::ModelRepository::Load(
-                                      options_.models, options_.model_repository, device_,
-                                      &pool_));
+                                      options_.models, options_.model_repository, device_, &pool_));
     Describe();
     admission_ = std::make_unique<serving::Admission>(repository_.get(), &budget_, &metrics_,
                                                       &Clock::Real(), ToAdmissionLimits(options_));

@@ -158,6 +158,14 @@ std::vector<v1::Explanation> Explanations(const model::ModelConfig& config) {
   return all;
 }
 
+// Because each thread keeps the packing buffers of its first large product for good, and on a busy
+// machine a thread may come to its first one late.
+template <class Measure>
+int64_t LeastOfThree(const Measure& measure) {
+  const int64_t first = measure(), second = measure();
+  return std::min({first, second, measure()});
+}
+
 void ExpectChecksBound(testing::Traced& traced) {
   for (const auto removal : {v1::Faithfulness::REMOVAL_ZERO, v1::Faithfulness::REMOVAL_DELETE}) {
     for (const int draws : {0, 10}) {
@@ -168,8 +176,7 @@ void ExpectChecksBound(testing::Traced& traced) {
       const int64_t planned = explain::PlanFaithfulness(explanation, traced.model().config(),
                                                         traced.trace.tokens, v1::DATA_TYPE_FP32)
                                   .memory_bytes;
-      const int64_t first = PeakOfCheck(traced, explanation);
-      const int64_t allocated = std::min(first, PeakOfCheck(traced, explanation));
+      const int64_t allocated = LeastOfThree([&] { return PeakOfCheck(traced, explanation); });
       EXPECT_LE(allocated, planned);
       EXPECT_LE(planned, 2 * allocated + (2 << 20));
       if (std::getenv("PRINT_MEMORY") != nullptr) {
@@ -195,9 +202,7 @@ void ExpectPlansBound(const testing::RandomModel& random) {
       const auto* method = explain::FindMethod(explain::MethodName(explanation));
       const int64_t planned =
           method->MakePlan(explanation, model->config(), tokens, v1::DATA_TYPE_FP32).memory_bytes;
-      // The lesser of two, because BLIS keeps its first packing buffers for the process.
-      const int64_t first = PeakOf(traced, explanation);
-      const int64_t allocated = std::min(first, PeakOf(traced, explanation));
+      const int64_t allocated = LeastOfThree([&] { return PeakOf(traced, explanation); });
       EXPECT_LE(allocated, planned);
       // Twice, and what scratch of threads that are not there would take.
       EXPECT_LE(planned, 2 * allocated + (2 << 20));

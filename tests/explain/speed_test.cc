@@ -32,8 +32,7 @@ TEST(Speed, EveryMethodSaysWhatItComputesAndMoreOfItForLongerInputs) {
   const Speed speed{.forward_token = 1, .step = 1, .gemm = 1, .map = 1, .scan = 1};
   for (const Method* method : AllMethods()) {
     v1::Explanation options;
-    const auto* field =
-        v1::Explanation::descriptor()->FindFieldByName(std::string(method->name()));
+    const auto* field = v1::Explanation::descriptor()->FindFieldByName(std::string(method->name()));
     v1::Explanation::GetReflection()->MutableMessage(&options, field);
     if (options.has_parameters()) options.mutable_parameters()->add_kinds(v1::Parameters::KIND_B);
     const auto seconds = [&](int64_t tokens) {
