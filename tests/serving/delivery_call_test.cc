@@ -182,6 +182,51 @@ TEST(AggregationCall, WordsSentencesAndSpansKeepTheTotal) {
   EXPECT_EQ(answer.explanations.at("gradient_x_input").groups_size(), 0);
 }
 
+TEST(AggregationCall, TheTokensOfOneCharacterAreOneWordsAndOneSpans) {
+  v1::PredictRequest request = AtlasRequest("Hi 😀 you");
+  request.add_explanations()->mutable_gradient_x_input();
+  v1::Aggregation* aggregation = request.mutable_explanations(0)->mutable_aggregation();
+  aggregation->set_words(true);
+  aggregation->add_spans()->set_begin(3);
+  aggregation->mutable_spans(0)->set_end(7);
+  const Answer answer = Ask(request);
+  int first = -1, last = -1;
+  for (int t = 0; t < answer.started.tokens_size(); ++t) {
+    if (!answer.started.tokens(t).partial()) continue;
+    if (first < 0) first = t;
+    last = t;
+  }
+  ASSERT_LT(first, last);  // the vocabulary has no such character
+  const auto& groups = answer.explanations.at("gradient_x_input").groups();
+  int holding = 0;
+  for (const auto& group : groups[0].groups()) {
+    if (group.begin_token() > first || group.end_token() <= last) continue;
+    ++holding;
+    EXPECT_EQ(group.end_byte(), 7u);
+  }
+  EXPECT_EQ(holding, 1);
+  EXPECT_EQ(groups[1].groups(0).end_token(), last + 1);
+}
+
+TEST(AggregationCall, GeneratedTokensFollowNoText) {
+  v1::PredictRequest request = AtlasRequest("The capital of", 3);
+  request.mutable_generation()->set_ignore_eos(true);
+  v1::Explanation* explanation = request.add_explanations();
+  explanation->mutable_gradient_x_input();
+  explanation->mutable_target()->set_generated(2);
+  explanation->mutable_aggregation()->set_words(true);
+  request.add_explanations()->mutable_mamba_lrp();
+  const Answer answer = Ask(request);
+  const auto scores = answer.Decoded("gradient_x_input/gradient_x_input").values;
+  ASSERT_EQ(static_cast<int>(scores.size()), answer.started.tokens_size() + 2);
+  const auto& words = answer.explanations.at("gradient_x_input").groups(0);
+  const auto& rest = words.groups(words.groups_size() - 1);
+  EXPECT_EQ(rest.begin_byte(), rest.end_byte());
+  EXPECT_EQ(rest.begin_token(), answer.started.tokens_size());
+  EXPECT_EQ(rest.end_token(), static_cast<int>(scores.size()));
+  EXPECT_EQ(answer.finished.agreements_size(), 0);  // of other lengths
+}
+
 TEST(AggregationCall, QuantisedScoresAreSummedAsTheyWere) {
   v1::PredictRequest request = ScoresRequest();
   const auto exact = Ask(request).explanations.at("lrp").groups(0).SerializeAsString();
