@@ -67,6 +67,28 @@ TEST_P(GoldenOnDevice, TracesHoldTheCpusNumbers) {
       ExpectClassF(AsDouble(a.x_checked), b.x_checked, where + ": x");
       ExpectClassF(AsDouble(a.y_checked), b.y_checked, where + ": y");
     }
+    ExpectClassF(AsDouble(here.resid), there.resid, "streams");
+  }
+}
+
+TEST_P(GoldenOnDevice, EmbeddingsInPlaceOfTokensGiveTheSameBits) {
+  const std::string folder = Golden(GetParam());
+  const auto gpu = LoadOrFail(folder, kGpu);
+  const ModelConfig& config = gpu->config();
+  ThreadPool pool(2);
+  for (const Input& input : ReadInputs(folder)) {
+    const Pass whole(*gpu, input, pool);
+    RecurrentState state = *gpu->NewState();
+    std::vector<float> logits;
+    Piece piece;
+    piece.embeddings = {whole.trace.stream(0), static_cast<size_t>(whole.rows * config.d_model)};
+    piece.state = &state;
+    piece.logit_rows = whole.wanted;
+    piece.logits = &logits;
+    Workspace workspace;
+    ASSERT_TRUE(gpu->ForwardLayers(pool, workspace, {&piece, 1}, 0, 1).ok());
+    ASSERT_TRUE(gpu->ForwardLayers(pool, workspace, {&piece, 1}, 1, config.layers).ok());
+    EXPECT_EQ(logits, whole.logits) << input.name;
   }
 }
 

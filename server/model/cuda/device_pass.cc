@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "server/base/check.h"
 #include "server/base/status.h"
 #include "server/kernels/cuda/embedding.h"
 #include "server/kernels/cuda/finite.h"
