@@ -81,6 +81,8 @@ std::vector<std::string> QualityLines(const v1::ExplanationFinished& end) {
     parts.push_back(absl::StrFormat("smallest row sum %.3g", quality.smallest_row_sum()));
   }
   if (quality.tolerance() > 0) {
+    // Of occlusion: the unchanged input was computed again, and nothing else is told of it.
+    if (parts.empty()) parts.emplace_back("its own check");
     parts.push_back(absl::StrFormat("%s the tolerance of %.3g",
                                     quality.within_tolerance() ? "within" : "BEYOND",
                                     quality.tolerance()));

@@ -61,7 +61,7 @@ TEST(ExplanationView, AttributionIsShownWithoutItsIdentityPathAndSaysSo) {
                      {{"mamba_attribution", {0.25f, 1.75f}}, {"without_self", {0.25f, 0.75f}}}));
   EXPECT_TRUE(absl::StrContains(text, "not shown: nearly all of it is")) << text;
   EXPECT_FALSE(absl::StrContains(text, "+1.75")) << text;
-  EXPECT_TRUE(absl::StrContains(text, "\u2423cat         +0.75")) << text;
+  EXPECT_TRUE(absl::StrContains(text, "\u2423cat        +0.75")) << text;
 }
 
 TEST(ExplanationView, SmallPartsStandBesideTheirNames) {
