@@ -151,22 +151,27 @@ void AnswerView::ShowPrediction(const Answer& answer) {
 }
 
 void AnswerView::Name(int32_t id, absl::string_view piece) {
-  if (!piece.empty()) pieces_.emplace(id, ReadablePiece(piece, id));
+  if (!piece.empty()) pieces_.known.emplace(id, ReadablePiece(piece, id));
 }
 
 void AnswerView::CollectNames(const Answer& answer) {
-  for (const v1::Token& token : answer.started().tokens()) Name(token.id(), token.piece());
-  for (const v1::TokenEvent& token : answer.generated()) {
-    Name(token.token_id(), token.piece());
-    for (const v1::TokenProbability& other : token.top()) Name(other.token_id(), other.piece());
-  }
   for (const v1::ClassProbability& candidate : answer.classification().top()) {
+    pieces_.prefix = "class ";
     Name(candidate.class_id(), candidate.label());
   }
+  if (pieces_.prefix == "#") CollectTokens(answer);
   for (const ExplanationAnswer& explanation : answer.explanations()) {
     const v1::ResolvedTarget& target = explanation.started.target();
     Name(target.token_id(), target.piece());
     Name(target.contrast_token_id(), target.contrast_piece());
+  }
+}
+
+void AnswerView::CollectTokens(const Answer& answer) {
+  for (const v1::Token& token : answer.started().tokens()) Name(token.id(), token.piece());
+  for (const v1::TokenEvent& token : answer.generated()) {
+    Name(token.token_id(), token.piece());
+    for (const v1::TokenProbability& other : token.top()) Name(other.token_id(), other.piece());
   }
 }
 

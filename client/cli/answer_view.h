@@ -33,6 +33,7 @@ class AnswerView {
   void ShowPrediction(const Answer& answer);
   void Name(int32_t id, absl::string_view piece);
   void CollectNames(const Answer& answer);
+  void CollectTokens(const Answer& answer);
   void ShowProgress(const v1::Progress& progress);
   std::string Safe(absl::string_view text) const;
 

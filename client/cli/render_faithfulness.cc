@@ -79,6 +79,9 @@ const char* Conclusion(const v1::FaithfulnessReport& report) {
                ? "the model agrees in part: it needs the best tokens, but they alone do not suffice"
                : "the model agrees in part: the best tokens suffice, but it does without them";
   }
+  if (removed == Verdict::kWorse && kept == Verdict::kWorse) {
+    return "the model disagrees with these scores: random ones do better";
+  }
   return "the model does not agree with these scores: random ones do as well";
 }
 

@@ -19,9 +19,9 @@ int64_t Label(const v1::TensorInfo::Axis& axis, int64_t index) {
 }
 
 std::string TokenName(const Screen& screen, int32_t id, const PieceNames& pieces) {
-  const auto known = pieces.find(id);
-  return known == pieces.end() ? absl::StrCat("#", id)
-                               : Escaped(known->second, screen.utf8, Spaces::kVisible);
+  const auto known = pieces.known.find(id);
+  return known == pieces.known.end() ? absl::StrCat(pieces.prefix, id)
+                                     : Escaped(known->second, screen.utf8, Spaces::kVisible);
 }
 
 std::string PositionName(const Screen& screen, int64_t position,

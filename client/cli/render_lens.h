@@ -12,8 +12,12 @@
 
 namespace mambascope::cli {
 
-// Readable texts of ids that an answer happened to name; the wire has no vocabulary.
-using PieceNames = std::map<int32_t, std::string>;
+// Readable texts of the ids that an answer happened to name; the wire has no vocabulary. Others are
+// `prefix` and their number: "#17", "class 3".
+struct PieceNames {
+  std::map<int32_t, std::string> known;
+  std::string prefix = "#";
+};
 
 // The tensors of a lens, `values` and `ids` [layers, positions or sources, rank], as a line for
 // each layer and position with as many of its best tokens as fit.

@@ -55,16 +55,16 @@ void AddBiases(const v1::Quality& quality, std::vector<std::string>* parts) {
   parts->push_back(std::move(part));
 }
 
-// "sparse: 97.3 % of the mass came" if anything was left out.
+// "sparse: came 97.3 % of the mass of map" if anything was left out.
 void AddMassKept(const v1::ExplanationFinished& end, std::vector<std::string>* lines) {
   std::vector<std::string> parts;
   for (int i = 0; i < end.mass_kept_size() && i < end.digests_size(); ++i) {
     if (end.mass_kept(i) >= 1) continue;
-    parts.push_back(
-        absl::StrFormat("%.4g %% of %s", 100 * end.mass_kept(i), end.digests(i).tensor()));
+    parts.push_back(absl::StrFormat("%.4g %% of the mass of %s", 100 * end.mass_kept(i),
+                                    end.digests(i).tensor()));
   }
   if (!parts.empty()) {
-    lines->push_back(absl::StrCat("sparse: came of the mass ", absl::StrJoin(parts, ", ")));
+    lines->push_back(absl::StrCat("sparse: came ", absl::StrJoin(parts, ", ")));
   }
 }
 

@@ -75,6 +75,8 @@ TEST(RenderFaithfulness, SaysWhatTheCurvesAgreeOn) {
   EXPECT_TRUE(absl::StrContains(FaithfulnessText(report), "agrees in part: it needs"));
   report.mutable_deletion_most_auc()->set_value(0.9);
   EXPECT_TRUE(absl::StrContains(FaithfulnessText(report), "does not agree"));
+  report.mutable_insertion_most_auc()->set_value(0.3);
+  EXPECT_TRUE(absl::StrContains(FaithfulnessText(report), "disagrees"));
   report.mutable_insertion_most_auc()->set_value(0.7);
   EXPECT_TRUE(absl::StrContains(FaithfulnessText(report), "agrees in part: the best tokens"));
   report.mutable_deletion_most_auc()->clear_random_mean();
@@ -128,7 +130,7 @@ TEST(RenderLens, NamesTheBestTokensOfEachLayerAndPosition) {
   const std::vector<float> values = {3, 2, 1.5f, -1};
   const std::vector<int32_t> ids = {7, 8, 8, 9};
   std::ostringstream out;
-  RenderLens(kPlain, info, values, ids, kTokens, {{7, " dog"}, {9, "\x1b"}}, out);
+  RenderLens(kPlain, info, values, ids, kTokens, {{{7, " dog"}, {9, "\x1b"}}, "#"}, out);
   ExpectInOrder(out.str(), {"layer", "position", "best tokens", "5", "@2 \u2423cat",
                             "\u2423dog +3  #8 +2", "5", "@40", "#8 +1.5  \\x1b -1"});
 }
@@ -152,7 +154,7 @@ TEST(QualityLines, NameTheMeasureAndTheVerdict) {
   ExpectInOrder(lines[0], {"decomposition error 2e-06 (the worst of 2 layers)",
                            "the parts sum to 1.5 of 2, an error of 0.25", "biases take 0.1 (5 % of",
                            "BEYOND the tolerance of 0.001"});
-  EXPECT_EQ(lines[1], "sparse: came of the mass 75 % of row");
+  EXPECT_EQ(lines[1], "sparse: came 75 % of the mass of row");
 }
 
 TEST(RenderStatistics, IsALineForEachLayer) {

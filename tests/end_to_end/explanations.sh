@@ -36,7 +36,8 @@ def predict(model, *arguments):
 
 
 def methods(model):
-    run = subprocess.run([cli, "models", "--server", server, "--model", model, "--json"], stdout=subprocess.PIPE, check=True)
+    run = subprocess.run([cli, "models", "--server", server, "--model", model, "--json"], check=True,
+                         stdout=subprocess.PIPE)
     return [method["name"] for method in json.loads(run.stdout)["methods"]]
 
 
@@ -103,9 +104,9 @@ def scores(of, side):
     latim, alti = f"latim_{side}", f"alti_logit_gate/{side}/"
     return {
         f"latim:id={latim}{contrast}": {
-            latim: ("latim", alti + "tokens", "M"), latim + "/per_layer": ("latim", alti + "per_layer", "M"),
-            latim + "/embedding": ("latim", alti + "embedding", "M"), latim + "/constant": ("latim", alti + "constant", "M"),
-            latim + "/embedding_tokens": ("latim", alti + "embedding_tokens", "M")},
+            latim: ("latim", alti + "tokens", "M"),
+            **{f"{latim}/{name}": ("latim", alti + name, "M")
+               for name in ("per_layer", "embedding", "embedding_tokens", "constant")}},
         f"gradient_x_input:id=gradient_{side}{contrast}": {
             f"gradient_{side}": ("relevance", f"{side}/gradient_x_input", "G")},
         f"integrated_gradients:id=ig_{side}{baseline}{contrast}": {
@@ -129,7 +130,8 @@ def others(of):
     positions = "+".join(map(str, of.golden("lens", "positions")))
     cases = {
         f"mamba_lrp:id=lrp,{contrast}": {"lrp": ("relevance", "contrast/lrp", "G")},
-        "integrated_gradients:id=ig_zero,zero_baseline": {"ig_zero": ("relevance", "target/integrated_gradients_zero", "Z")},
+        "integrated_gradients:id=ig_zero,zero_baseline": {
+            "ig_zero": ("relevance", "target/integrated_gradients_zero", "Z")},
         "occlusion": occlusion("occlusion", "zero"),
         "latim:id=rollout,norm=alti_rollout,rows=all": {"rollout": ("latim", "rollout_gate", "R")},
         f"logit_lens:id=lens,top=3,positions={positions}": {},
@@ -200,7 +202,7 @@ def inputs():
 # Most of the time goes into starting the command line.
 with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     counts = list(pool.map(check, inputs()))
-assert sum(counts) == 0, counts
+assert sum(counts) >= 2031, (sum(counts), counts)
 PY
 
 # What a person sees.
@@ -214,9 +216,9 @@ for part in "deletion area, best first" "5 random orders" "not shown: nearly all
     "decomposition error" "agreement" "Kendall"; do
   expect "$part" "$work/out"
 done
-expect_exit 0 "$cli" predict "${at[@]}" --text "$text" --max_tokens 4 --target gen:1-3 \
+expect_exit 0 "$cli" predict "${at[@]}" --text "$text" --max_tokens 3 --target gen:1-2 \
   --explain gradient_x_input --explain occlusion:target=gen:0
-expect "why the generated tokens 1 to 3: sum of logits" "$work/out"
+expect "why the generated tokens 1 to 2: sum of logits" "$work/out"
 expect "generated token 0: logit" "$work/out"
 expect_exit 0 "$cli" models --server "127.0.0.1:$grpc" --model atlas-mamba
 expect "seconds" "$work/out"
@@ -232,7 +234,8 @@ cli, server, work = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
 def maps(*delivery):
     path = work / "maps.safetensors"
     subprocess.run([cli, "predict", "--server", server, "--model", "atlas-mamba", "--text", "The capital of France is",
-                    "--explain", "hidden_attention", "--output", str(path), *delivery], check=True, stdout=subprocess.DEVNULL)
+                    "--explain", "hidden_attention", "--output", str(path), *delivery],
+                   check=True, stdout=subprocess.DEVNULL)
     data = path.read_bytes()
     size = struct.unpack("<Q", data[:8])[0]
     info = json.loads(data[8:8 + size])["hidden_attention"]
