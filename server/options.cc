@@ -78,9 +78,11 @@ Options ParseOptions(int argc, char** argv, int* exit_code) {
       ->check(CLI::Range(1, 4096));
   app.add_option("--max_request_bytes", options.max_request_bytes, "Largest request message")
       ->check(CLI::Range(1 << 10, 1 << 30));
-  app.add_option("--explanation_memory_bytes", options.explanation_memory_bytes,
-                 "Memory of all running explanations together")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 50));
+  app.add_option(
+         "--explanation_memory_bytes", options.explanation_memory_bytes,
+         "Memory of all running explanations together; -1: a third of what this process may "
+         "use, at least 2 GiB")
+      ->check(CLI::Range(int64_t{-1}, int64_t{1} << 50));
   app.add_option("--default_deadline_s", options.default_deadline_s, "For calls that bring none")
       ->check(Between(0.001, 1e6));
   app.add_option("--max_deadline_s", options.max_deadline_s, "No call runs longer")

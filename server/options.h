@@ -24,7 +24,7 @@ struct Options {
   int32_t max_queue = 256;
   int32_t max_running = 64;
   int max_request_bytes = 16 << 20;
-  int64_t explanation_memory_bytes = int64_t{2} << 30;
+  int64_t explanation_memory_bytes = -1;  // -1: a third of what is usable, at least 2 GiB
   double default_deadline_s = 600;
   double max_deadline_s = 3600;
   double drain_timeout_s = 10;

@@ -1,7 +1,9 @@
 #include "server/server.h"
 
 #include <sched.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <fstream>
@@ -29,6 +31,18 @@ namespace mambascope {
 namespace {
 
 constexpr absl::Duration kFlushTimeout = absl::Seconds(10);
+
+// Bytes: the machine's, or the limit of the process's control group. A pod's limit is the latter.
+int64_t UsableMemory() {
+  int64_t usable = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
+  for (const char* limit :
+       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream file(limit);
+    int64_t bytes = 0;  // stays 0 for "max"
+    if (file >> bytes && bytes > 0) usable = std::min(usable, bytes);
+  }
+  return usable;
+}
 
 // The processors that this process may run on, which taskset and cgroups' cpusets narrow.
 int UsableProcessors() {
@@ -83,7 +97,9 @@ class ServerImpl : public Server {
   explicit ServerImpl(const Options& options)
       : options_(options),
         pool_(options.threads > 0 ? options.threads : UsableProcessors()),
-        budget_(options.explanation_memory_bytes),
+        budget_(options.explanation_memory_bytes >= 0
+                    ? options.explanation_memory_bytes
+                    : std::max(int64_t{2} << 30, UsableMemory() / 3)),
         completion_(&metrics_, &Clock::Real()) {}
 
   ~ServerImpl() override { Shutdown(); }
