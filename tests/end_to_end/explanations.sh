@@ -35,10 +35,12 @@ def predict(model, *arguments):
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def methods(model):
-    run = subprocess.run([cli, "models", "--server", server, "--model", model, "--json"], check=True,
-                         stdout=subprocess.PIPE)
-    return [method["name"] for method in json.loads(run.stdout)["methods"]]
+def methods(models):
+    """By model, the names of those that explain it."""
+    names = [part for model in models for part in ("--model", model)]
+    run = subprocess.run([cli, "models", "--server", server, *names, "--json"], stdout=subprocess.PIPE, check=True)
+    answers = map(json.loads, run.stdout.splitlines())
+    return {answer["model"]["name"]: [method["name"] for method in answer["methods"]] for answer in answers}
 
 
 def write_image(path, values):
@@ -189,12 +191,12 @@ def check(of):
 
 
 def inputs():
-    for folder in sorted(pathlib.Path("tests/golden").iterdir()):
-        if not (folder / "relevance.safetensors").exists():
-            continue
+    folders = sorted(file.parent for file in pathlib.Path("tests/golden").glob("*/relevance.safetensors"))
+    explaining = methods([folder.name for folder in folders])
+    for folder in folders:
         files = {name: read(folder / f"{name}.safetensors")
                  for name in ("attention", "aggregation", "latim", "relevance", "lens", "faithfulness")}
-        about = {**json.loads((folder / "inputs.json").read_text()), "methods": methods(folder.name)}
+        about = {**json.loads((folder / "inputs.json").read_text()), "methods": explaining[folder.name]}
         for name, given in about["inputs"].items():
             yield Input(folder, files, name, given, about)
 
