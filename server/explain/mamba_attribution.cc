@@ -210,6 +210,7 @@ class Explainer : public Explaining {
 class MambaAttribution : public Method {
  public:
   absl::string_view name() const override { return kName; }
+  bool Supports(const model::ModelConfig&) const override { return true; }
 
   void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
                 int64_t tokens, const std::string& field, Violations& violations) const override {
