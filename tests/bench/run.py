@@ -25,6 +25,7 @@ WORKS = {
     "P5": ["prefill:1024", "prefill:16384", "raw_attention:1024", "attention_rollout:1024", "attention_rollout:16384"],
     "P6": ["prefill:512", "gradient_x_input:512", "mamba_lrp:512", "hidden_attention:512", "mamba_attribution:512"],
     "P7": ["prefill:512", "latim{norm:NORM_L2}:512"],
+    "faithfulness": ["prefill:128", "deletions:128"],
     "P10": [],
     "P12": [],
     "P14": [],
@@ -212,6 +213,10 @@ def fill(table, wanted, serving, load):
         seconds = table.seconds("latim{norm:NORM_L2} 512")
         table.add("P7", "LaTIM row, all layers, L = 512, forward included: own prefills",
                   1 + seconds / table.seconds("prefill 512"), 4, False, note=f"{seconds:.2f} s beyond it")
+    if "faithfulness" in wanted:
+        seconds = table.seconds("deletions 128")
+        table.add("-", "32 deletions of a 128-token prompt: own prefills", seconds / table.seconds("prefill 128"), 12, False,
+                  note=f"{seconds:.2f} s")
     if "P10" in wanted:
         for length in (512, 1024):
             table.against("P10", f"mamba2 prefill {length}", "transformers", 2)
