@@ -167,7 +167,10 @@ absl::Status MambaModel::Forward(ThreadPool& pool, Workspace& workspace, std::sp
                                  absl::FunctionRef<bool()> stop) const {
   if (pieces.empty()) return absl::OkStatus();
   if (on_device_ != nullptr) {
-    for (const Piece& piece : pieces) CheckPiece(config_, true, piece);
+    for (Piece& piece : pieces) {
+      CheckPiece(config_, true, piece);
+      piece.nonfinite_layer = -1;
+    }
     return on_device_->Forward(pool, workspace.device, pieces, Starts(config_, pieces), stop);
   }
   for (int32_t layer = 0; layer < config_.layers; ++layer) {
