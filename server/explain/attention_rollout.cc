@@ -332,7 +332,7 @@ class AttentionRollout : public Method {
     plan.tensors.push_back(MakeTensorInfo(std::string(kName), std::move(axes), dtype));
     plan.tensors[0].set_nonnegative(setup.kind == Setup::Kind::kCodeRow ||
                                     setup.reduction.how == v1::REDUCTION_ABS_MEAN);
-    plan.slices = static_cast<int32_t>(setup.layers * setup.steps_per_layer());
+    plan.slices = setup.layers * setup.steps_per_layer();
     constexpr int64_t kRows = 10;  // three rows in double, and float forms of one and its input
     int64_t floats = kRows * tokens;
     if (setup.kind == Setup::Kind::kMapRow) floats += setup.prefix * setup.prefix;

@@ -23,6 +23,10 @@ namespace mambascope::explain {
 // Adds everything that is wrong with explanation.faithfulness; `field` is its path.
 void ValidateFaithfulness(const v1::Explanation& explanation, const model::ModelConfig& config,
                           const std::string& field, Violations& violations);
+// Adds a violation and returns false if its orders are so long and many that drawing them up would
+// itself take seconds; before PlanFaithfulness.
+bool CheckOrders(const v1::Explanation& explanation, int64_t tokens, const std::string& field,
+                 Violations& violations);
 // A method's main tensor has to be one score a token, of all `tokens`.
 void CheckIsScores(const v1::TensorInfo& main, int64_t tokens, const std::string& field,
                    Violations& violations);

@@ -16,6 +16,7 @@ constexpr float kDefaultShares[] = {0.01f, 0.05f, 0.1f, 0.2f, 0.5f};
 constexpr int kMostShares = 16;
 constexpr int32_t kDefaultDraws = 10, kMostDraws = 64;
 constexpr int32_t kDefaultPoints = 33, kMostPoints = 513;
+constexpr int64_t kMostEntries = 1 << 26;
 
 Removal RemovalOf(const v1::Faithfulness& options) {
   switch (options.removal()) {
@@ -82,7 +83,8 @@ FaithfulnessCheck::FaithfulnessCheck(const v1::Faithfulness& options,
 void ValidateFaithfulness(const v1::Explanation& explanation, const model::ModelConfig& config,
                           const std::string& field, Violations& violations) {
   const v1::Faithfulness& options = explanation.faithfulness();
-  if (explanation.target().has_generated_end()) {
+  const v1::Target& target = explanation.target();
+  if (target.has_generated_end() && target.generated_end() > target.generated() + 1) {
     violations.Add(field, "does not go with a span of generated tokens: name one token");
   }
   const bool known = CheckEnum(v1::Faithfulness::Removal_IsValid(options.removal()),
@@ -109,6 +111,19 @@ void ValidateFaithfulness(const v1::Explanation& explanation, const model::Model
     violations.Add(field + ".points",
                    absl::StrCat(options.points(), " is outside [2, ", kMostPoints, "]"));
   }
+}
+
+bool CheckOrders(const v1::Explanation& explanation, int64_t tokens, const std::string& field,
+                 Violations& violations) {
+  const v1::Faithfulness& options = explanation.faithfulness();
+  const int64_t draws = options.has_random_draws() ? options.random_draws() : kDefaultDraws;
+  const int64_t points = static_cast<int64_t>(PointsOf(options.points(), tokens).size());
+  const int64_t entries = (2 + draws) * points * tokens;
+  if (entries <= kMostEntries) return true;
+  violations.Add(field, absl::StrCat(points, " points of ", 2 + draws, " orders of ", tokens,
+                                     " tokens are ", entries, " removals, more than ", kMostEntries,
+                                     "; ask for fewer points or random_draws"));
+  return false;
 }
 
 void CheckIsScores(const v1::TensorInfo& main, int64_t tokens, const std::string& field,
@@ -166,7 +181,7 @@ Plan PlanFaithfulness(const v1::Explanation& explanation, const model::ModelConf
   const VariantCost cost = VariantRunner::CostOf(config, std::move(extents), /*starts_known=*/false,
                                                  rows, /*outputs=*/1, removed);
   Plan plan;
-  plan.slices = static_cast<int32_t>(cost.slices);
+  plan.slices = cost.slices;
   plan.work = cost.work;
   constexpr int64_t kListsOfTokens = 6;  // scores, candidates, orders
   plan.memory_bytes =

@@ -26,7 +26,7 @@ v1::Rows RowsOf(const v1::Explanation& explanation) {
                                      : explanation.gradient_x_input().rows();
 }
 
-// The most probable token after each of `tokens` positions.
+// The most probable token after a position.
 int32_t MostProbable(const Subject& subject, int64_t position) {
   const model::ModelConfig& config = subject.model->config();
   const model::WeightViews& weights = subject.model->weights().views();
@@ -150,6 +150,13 @@ class GradientScores : public Method {
                      "ROWS_ALL explains the tokens of a prompt; of classifiers and generated "
                      "targets there is ROWS_TARGET");
     }
+    if (rows == v1::ROWS_ALL &&
+        (target.has_position() || target.output_case() != v1::Target::OUTPUT_NOT_SET ||
+         target.contrast_case() != v1::Target::CONTRAST_NOT_SET)) {
+      violations.Add(field + ".rows",
+                     "ROWS_ALL explains the most probable token after every position: it goes with "
+                     "neither a position, nor an output, nor a contrast in target");
+    }
     if (rule_ == BackwardRule::kRelevance && target.value() == v1::OUTPUT_VALUE_LOG_PROBABILITY) {
       violations.Add(field, absl::StrCat(name_,
                                          " is conserved for logits only; ask for "
@@ -162,12 +169,11 @@ class GradientScores : public Method {
     const int64_t rows = RowsOf(explanation) == v1::ROWS_ALL ? tokens : 1;
     const int32_t stride = model::SequenceTrace::StreamStride(config, tokens);
     std::vector<Axis> axes;
-    if (rows > 1 || RowsOf(explanation) == v1::ROWS_ALL)
-      axes.push_back({"output_tokens", rows, {}});
+    if (RowsOf(explanation) == v1::ROWS_ALL) axes.push_back({"output_tokens", rows, {}});
     axes.push_back({"input_tokens", tokens, {}});
     Plan plan;
     plan.tensors.push_back(MakeTensorInfo(std::string(name_), std::move(axes), dtype));
-    plan.slices = static_cast<int32_t>(rows * GradientWalk::Slices(config, stride));
+    plan.slices = rows * GradientWalk::Slices(config, stride);
     plan.streams = true;
     plan.memory_bytes = GradientWalk::MemoryBytes(config, tokens, stride, rule_) +
                         4 * tokens * (config.d_model + 4);

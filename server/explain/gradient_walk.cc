@@ -148,7 +148,7 @@ std::vector<float> TimesEmbeddings(const Subject& subject, const GradientResult&
   std::vector<float> embeddings(subject.tokens * d_model);
   subject.model->Embed(*subject.pool,
                        subject.token_ids.first(subject.image.empty() ? subject.tokens : 0),
-                       subject.image, embeddings.data());
+                       subject.image, embeddings);
   std::vector<float> scores(subject.tokens, 0);
   for (int64_t j = 0; j < result.tokens; ++j) {
     double sum = 0;

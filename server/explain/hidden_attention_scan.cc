@@ -302,7 +302,7 @@ std::unique_ptr<Explaining> ExplainScan(const v1::Explanation& options, const Su
 void PlanScan(const HiddenAttentionSetup& setup, Plan* plan) {
   const LayerAttention attention = setup.Attention();
   const auto layers = static_cast<int64_t>(setup.layers.size());
-  plan->slices = static_cast<int32_t>(layers * setup.steps_per_layer(attention));
+  plan->slices = layers * setup.steps_per_layer(attention);
   int64_t floats = 4 * setup.prefix;
   if (setup.kind == Setup::Kind::kReduced) {
     floats += setup.all_rows ? setup.tokens * (setup.tokens + 10) : 3 * setup.prefix;

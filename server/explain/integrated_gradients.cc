@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/check.h"
 #include "server/base/status.h"
 #include "server/explain/embedded_pass.h"
 #include "server/explain/gradient_walk.h"
@@ -37,17 +38,18 @@ std::vector<float> Baseline(const Subject& subject, const Options& options) {
   if (options.zero_baseline()) return embeddings;
   if (!subject.image.empty()) {
     const std::vector<float> image(subject.image.size(), 0);
-    subject.model->Embed(*subject.pool, {}, image, embeddings.data());
+    subject.model->Embed(*subject.pool, {}, image, embeddings);
     return embeddings;
   }
   std::vector<int32_t> tokens(subject.tokens, subject.padding_token);
   if (options.has_baseline_token_id()) {
     std::fill(tokens.begin(), tokens.end(), options.baseline_token_id());
   } else if (options.has_baseline_token_ids()) {
-    tokens.assign(options.baseline_token_ids().ids().begin(),
-                  options.baseline_token_ids().ids().end());
+    // One for each token of the input, of which the target may have read fewer.
+    MS_CHECK(options.baseline_token_ids().ids_size() >= subject.tokens);
+    std::copy_n(options.baseline_token_ids().ids().begin(), subject.tokens, tokens.begin());
   }
-  subject.model->Embed(*subject.pool, tokens, {}, embeddings.data());
+  subject.model->Embed(*subject.pool, tokens, {}, embeddings);
   return embeddings;
 }
 
@@ -112,7 +114,7 @@ class Explainer : public Explaining {
     input_.resize(values);
     subject_.model->Embed(*subject_.pool,
                           subject_.token_ids.first(subject_.image.empty() ? subject_.tokens : 0),
-                          subject_.image, input_.data());
+                          subject_.image, input_);
     baseline_ = Baseline(subject_, options_);
     mean_.assign(values, 0);
     at_ = baseline_;
@@ -188,7 +190,7 @@ class IntegratedGradients : public Method {
     Plan plan;
     plan.tensors.push_back(
         MakeTensorInfo(std::string(kName), {{"input_tokens", tokens, {}}}, dtype));
-    plan.slices = static_cast<int32_t>(Explainer::Slices(config, read, steps));
+    plan.slices = Explainer::Slices(config, read, steps);
     plan.memory_bytes = EmbeddedPass::MemoryBytes(config, read, stride) +
                         GradientWalk::MemoryBytes(config, read, stride, BackwardRule::kGradient) +
                         read * config.d_model * (3 * 4 + 8) + 8 * tokens;

@@ -216,7 +216,7 @@ double LatimRows::Gain(const Measure& measure, const float* contribution, bool o
                    : Sum(config_.d_model, [&](int64_t m) {
                        return std::fabs(double{y[m]} - (double{contribution[m]} + h[m]));
                      });
-  return std::max(0.0, measure.output_norm - rest);
+  return std::max(measure.output_norm - rest, 0.0);  // NaN stays
 }
 
 void LatimRows::FinishBlock() {

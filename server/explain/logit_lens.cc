@@ -123,7 +123,7 @@ class LogitLens : public Method {
     plan.tensors = LensTensors(kName, setup.layers, {"positions", cells, setup.positions},
                                LensTop(explanation.logit_lens().top(), config), dtype);
     plan.streams = true;
-    plan.slices = static_cast<int32_t>(layers * setup.head.Slices(cells) + recomputed);
+    plan.slices = layers * setup.head.Slices(cells) + recomputed;
     constexpr int64_t kLists = 4096;  // of layers and positions, and their owners
     plan.memory_bytes = kLists + 8 * (layers + cells) + setup.head.MemoryBytes(cells) +
                         4 * std::min(cells, setup.head.CellsPerSlice()) * config.d_model +

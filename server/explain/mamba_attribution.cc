@@ -64,6 +64,7 @@ class Explainer : public Explaining {
         reconstruction_(subject) {
     const std::vector<float> start = RowWeights(subject);
     row_.assign(start.begin(), start.begin() + setup_.row.prefix);
+    self_ = row_;
   }
 
   absl::Status Step(TensorWriter& writer) override {
@@ -146,7 +147,7 @@ class Explainer : public Explaining {
         float* row = map_.data() + i * L;
         double sum = 1;
         for (int64_t j = 0; j < (causal_ ? i + 1 : L); ++j) {
-          row[j] = std::max(0.0f, row[j] * gradient[output ? i : j]);
+          row[j] = std::max(row[j] * gradient[output ? i : j], 0.0f);  // NaN stays
           sum += row[j];
         }
         sums_[i] = sum;
@@ -161,6 +162,7 @@ class Explainer : public Explaining {
     if (row_sums()) {
       for (int64_t i = 0; i < L; ++i) {
         row_[i] /= sums_[i];
+        self_[i] /= sums_[i];
         smallest_row_sum_ = std::min(smallest_row_sum_, sums_[i]);
       }
     }
@@ -185,9 +187,9 @@ class Explainer : public Explaining {
       return absl::OkStatus();
     }
     WriteRow(writer, kName, values, setup_.tokens);
-    const std::vector<float> self = RowWeights(subject_);
     for (int64_t j = 0; j < setup_.row.prefix; ++j) {
-      values[j] = static_cast<float>(row_[j] - self[j]);
+      values[j] =
+          static_cast<float>(std::max(0.0, row_[j] - self_[j]));  // never below but by rounding
     }
     WriteRow(writer, kWithoutSelf, values, setup_.tokens);
     return absl::OkStatus();
@@ -201,6 +203,7 @@ class Explainer : public Explaining {
   int64_t next_ = 0;
   Array<float> map_;          // of a layer
   std::vector<double> row_;   // of the product so far
+  std::vector<double> self_;  // what of it came by the identity alone
   std::vector<double> sums_;  // of the rows of a layer
   std::vector<double> mean_;  // CODE: of a layer's target row over channels
   LayerAttention::Extremes extremes_;
@@ -246,7 +249,7 @@ class MambaAttribution : public Method {
       plan.tensors.push_back(MakeTensorInfo(std::string(tensor), {axis}, dtype));
       plan.tensors.back().set_nonnegative(true);
     }
-    plan.slices = static_cast<int32_t>(setup.slices());
+    plan.slices = setup.slices();
     plan.streams = true;
     const int64_t walk =
         GradientWalk::MemoryBytes(config, setup.row.prefix, setup.stride, BackwardRule::kGradient);

@@ -38,7 +38,7 @@ struct Work {
 struct Plan {
   std::vector<v1::TensorInfo> tensors;  // the first is the main one
   int64_t memory_bytes = 0;             // upper bound of what it allocates beyond the trace
-  int32_t slices = 1;                   // steps of about equal work, one or more for each layer
+  int64_t slices = 1;                   // steps of about equal work, one or more for each layer
   bool streams = false;                 // whether it reads the trace's residual streams
   Work work;                            // what its time is estimated from
 };

@@ -2,6 +2,7 @@
 // section 6). Tokens after the target's change nothing and are not evaluated.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -86,8 +87,12 @@ class Explainer : public Explaining {
       value[j] = static_cast<float>(outcomes[0].value - outcomes[j + 1].value);
       const double drop = outcomes[0].log_probability - outcomes[j + 1].log_probability;
       logprob[j] = static_cast<float>(drop);
-      ratio[j] = static_cast<float>(std::exp(drop));
+      // Without this token the target may be all but impossible: as large as a float can say.
+      ratio[j] =
+          static_cast<float>(std::min(std::exp(drop), double{std::numeric_limits<float>::max()}));
     }
+    RETURN_IF_ERROR(CheckFinite(kName, 0, value));
+    RETURN_IF_ERROR(CheckFinite(kName, 0, logprob));
     writer.Write(kName, value);
     writer.Write(kLogprobDrop, logprob);
     writer.Write(kPerplexityRatio, ratio);
@@ -129,7 +134,7 @@ class Occlusion : public Method {
           MakeTensorInfo(std::string(tensor), {{"input_tokens", tokens, {}}}, dtype));
     }
     plan.tensors.back().set_nonnegative(true);
-    plan.slices = static_cast<int32_t>(cost.slices);
+    plan.slices = cost.slices;
     plan.memory_bytes = cost.memory_bytes + 3 * static_cast<int64_t>(sizeof(float)) * tokens;
     plan.work = cost.work;
     return plan;

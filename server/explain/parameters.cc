@@ -203,7 +203,7 @@ class Parameters : public Method {
       plan.tensors.push_back(MakeTensorInfo(NameOf(kind), Axes(setup, kind), dtype));
     }
     plan.streams = setup.streams;
-    plan.slices = static_cast<int32_t>(preparing + layers * setup.StepsPerLayer());
+    plan.slices = preparing + layers * setup.StepsPerLayer();
     plan.memory_bytes = MemoryBytes(setup, attention);
     plan.work = static_cast<double>(layers) * Reconstruction::RowWork(config, setup.prefix);
     if (setup.streams) {

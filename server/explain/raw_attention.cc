@@ -139,7 +139,7 @@ class RawAttention : public Method {
                                               : Axis{"input_tokens", tokens, {}}},
                        dtype));
     plan.tensors[0].set_nonnegative(IsCode(setup.variant) || setup.attention.absolute());
-    plan.slices = static_cast<int32_t>(setup.layers * setup.steps_per_layer());
+    plan.slices = setup.layers * setup.steps_per_layer();
     constexpr int64_t kRows = 8;  // sum and row in double, their float forms, two of input
     plan.memory_bytes = setup.attention.memory_bytes() + 4 * kRows * tokens +
                         Reconstruction::MemoryBytes(config, setup.target.prefix);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "server/kernels/gemm.h"
+#include "server/kernels/linear_backward.h"
 #include "server/kernels/rms_norm.h"
 #include "server/model/sampling.h"
 
@@ -18,7 +19,7 @@ void AddRow(kernels::WeightMatrix w, int64_t row, double weight, std::vector<flo
 }
 
 // The softmax of the head's logits for one normalised row.
-std::vector<double> Probabilities(const Subject& subject, const std::vector<float>& row) {
+std::vector<float> Probabilities(const Subject& subject, const std::vector<float>& row) {
   const model::WeightViews& weights = subject.model->weights().views();
   std::vector<float> logits(weights.head.rows);
   const auto cols = static_cast<int64_t>(row.size());
@@ -26,13 +27,12 @@ std::vector<double> Probabilities(const Subject& subject, const std::vector<floa
   kernels::Linear(*subject.pool, {row.data(), 1, cols, cols}, weights.head, weights.head_bias,
                   {logits.data(), 1, outputs, outputs});
   const float largest = *std::max_element(logits.begin(), logits.end());
-  std::vector<double> probabilities(logits.size());
   double sum = 0;
-  for (size_t v = 0; v < logits.size(); ++v) {
-    sum += probabilities[v] = std::exp(double{logits[v]} - largest);
+  for (const float logit : logits) sum += std::exp(double{logit} - largest);
+  for (float& logit : logits) {
+    logit = static_cast<float>(std::exp(double{logit} - largest) / sum);
   }
-  for (double& probability : probabilities) probability /= sum;
-  return probabilities;
+  return logits;
 }
 
 // df/d(normalised row): the head's rows of target and contrast; of a log-probability less the mean
@@ -46,10 +46,10 @@ std::vector<double> HeadGradient(const Subject& subject, const Output& output,
   if (output.contrast >= 0) {
     AddRow(head, output.contrast, -1, scratch, gradient);
   } else if (subject.value == v1::OUTPUT_VALUE_LOG_PROBABILITY) {
-    const std::vector<double> probabilities = Probabilities(subject, row);
-    for (int64_t v = 0; v < head.rows; ++v) {
-      AddRow(head, v, -probabilities[v], scratch, gradient);
-    }
+    const std::vector<float> probabilities = Probabilities(subject, row);
+    kernels::LinearTransposed(*subject.pool, {probabilities.data(), 1, head.rows, head.rows}, head,
+                              /*accumulate=*/false, {scratch.data(), 1, head.cols, head.cols});
+    for (int64_t m = 0; m < head.cols; ++m) gradient[m] -= scratch[m];
   }
   return gradient;
 }

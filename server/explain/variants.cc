@@ -103,12 +103,12 @@ absl::Status VariantRunner::Prepare() {
   unchanged_ = std::make_unique<Running>(std::move(state));
   if (!subject_.image.empty()) {
     image_rows_ = Array<float>(rows_ * config.d_model);
-    subject_.model->Embed(*subject_.pool, {}, subject_.image, image_rows_.data());
+    subject_.model->Embed(*subject_.pool, {}, subject_.image, image_rows_);
   }
   replacement_ = Array<float>(config.d_model);
   std::fill(replacement_.begin(), replacement_.end(), 0.0f);
   if (removal_.how == Removal::How::kToken) {
-    subject_.model->Embed(*subject_.pool, {&removal_.token, 1}, {}, replacement_.data());
+    subject_.model->Embed(*subject_.pool, {&removal_.token, 1}, {}, replacement_);
   }
   // At once: buffers that grow from pass to pass hold their old ones meanwhile.
   embeddings_ = Array<float>(most_rows_ * config.d_model);
@@ -176,7 +176,8 @@ float* VariantRunner::WriteRows(const VariantSchedule::Part& part, float* out) {
     } else if (!image_rows_.empty()) {
       std::copy_n(image_rows_.data() + position * d_model, d_model, out);
     } else {
-      subject_.model->Embed(*subject_.pool, subject_.token_ids.subspan(position, 1), {}, out);
+      subject_.model->Embed(*subject_.pool, subject_.token_ids.subspan(position, 1), {},
+                            {out, static_cast<size_t>(d_model)});
     }
     out += d_model;
   }

@@ -219,15 +219,17 @@ absl::Status MambaModel::ForwardLayers(ThreadPool& pool, Workspace& workspace,
 }
 
 void MambaModel::Embed(ThreadPool& pool, std::span<const int32_t> tokens,
-                       std::span<const float> image, float* out) const {
+                       std::span<const float> image, std::span<float> out) const {
+  const size_t d_model = config_.d_model;
   if (!image.empty()) {
+    MS_CHECK(out.size() == config_.vision.tokens() * d_model);
     Workspace workspace;
-    EmbedImage(pool, config_, weights_->views().patches, image, workspace, out);
+    EmbedImage(pool, config_, weights_->views().patches, image, workspace, out.data());
     return;
   }
-  for (const int32_t token : tokens) {
-    kernels::WidenRow(weights_->views().embeddings, token, out);
-    out += config_.d_model;
+  MS_CHECK(out.size() == tokens.size() * d_model);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    kernels::WidenRow(weights_->views().embeddings, tokens[i], out.data() + i * d_model);
   }
 }
 

@@ -83,9 +83,9 @@ class MambaModel {
                              int32_t begin, int32_t end) const;
 
   // What enters the first layer: a piece's tokens or image as `embeddings`, on the host.
-  // out [rows, d_model].
+  // out [rows, d_model], its size checked.
   void Embed(ThreadPool& pool, std::span<const int32_t> tokens, std::span<const float> image,
-             float* out) const;
+             std::span<float> out) const;
 
   // The scan parameters of one layer for the first `tokens` tokens of a trace, for the
   // hidden-attention kernels: views into the trace, the weights and `buffers`, with the bits of the

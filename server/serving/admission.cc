@@ -16,6 +16,7 @@
 #include "server/explain/gradient_walk.h"
 #include "server/explain/registry.h"
 #include "server/explain/violations.h"
+#include "server/model/stream_walk.h"
 #include "server/serving/classification.h"
 #include "server/serving/errors.h"
 #include "server/serving/explanation_run.h"
@@ -29,6 +30,7 @@ using explain::Violations;
 
 constexpr int kMaxExplanations = 16;
 constexpr int kMaxLabels = 16;
+constexpr int64_t kMostSlices = 1 << 24;  // days of work
 constexpr int kMaxStops = 8;
 constexpr int kMaxTopLogprobs = 64;
 constexpr int32_t kDefaultChunkBytes = 256 << 10;
@@ -183,6 +185,8 @@ void MakePlan(PlannedExplanation& explanation, const model::ModelConfig& config,
   explanation.method_slices = plan.slices;
   if (!explanation.options.has_faithfulness()) return;
   explain::CheckIsScores(plan.tensors.at(0), tokens, field + ".faithfulness", violations);
+  if (!explain::CheckOrders(explanation.options, tokens, field + ".faithfulness", violations))
+    return;
   explain::Plan check = explain::PlanFaithfulness(explanation.options, config, tokens, dtype);
   for (v1::TensorInfo& tensor : check.tensors) plan.tensors.push_back(std::move(tensor));
   plan.slices += check.slices;
@@ -235,6 +239,11 @@ std::vector<PlannedExplanation> PlanExplanations(const v1::PredictRequest& reque
     MakePlan(planned[i], model.model->config(), dtype, field, violations);
     AddAggregation(request, model, field + ".aggregation", planned[i], violations);
     explain::ApplyDelivery(request.delivery(), &planned[i].plan);
+    if (planned[i].plan.slices > kMostSlices) {
+      violations.Add(
+          field, absl::StrCat("would take ", planned[i].plan.slices, " slices of work, more than ",
+                              kMostSlices, "; ask for fewer rows, steps or tokens"));
+    }
   }
   return planned;
 }
@@ -254,7 +263,13 @@ v1::CostEstimate Estimate(const std::vector<PlannedExplanation>& explanations, i
       const int64_t slabs = by_layer ? std::max<int64_t>(tensor.axes(0).size(), 1) : 1;
       largest_slab = std::max(largest_slab, tensor.total_bytes() / slabs);
     }
-    largest = std::max(largest, explanation.plan.memory_bytes);
+    int64_t memory = explanation.plan.memory_bytes;
+    // A neighbour's longer trace may have fewer streams than this plan counted on.
+    if (explanation.plan.streams &&
+        stream_stride > model::SequenceTrace::StreamStride(config, explanation.tokens)) {
+      memory += model::StreamWalk::MemoryBytes(config, explanation.tokens, stream_stride);
+    }
+    largest = std::max(largest, memory);
     kept += ExplanationRun::KeptBytes(explanation.tokens);
   }
   largest += kept;

@@ -24,7 +24,7 @@ struct PlannedExplanation {
   v1::Explanation options;  // id and, where given, target token ids filled in
   const explain::Method* method = nullptr;
   explain::Plan plan;         // with the faithfulness check's part, which comes after the method's
-  int32_t method_slices = 0;  // of plan.slices
+  int64_t method_slices = 0;  // of plan.slices
   int64_t tokens = 0;         // of the input that it explains: the prompt and what follows it
   int32_t position = 0;       // zero-based; of a span the last
   // The generated tokens that it explains; none for a position of the prompt.

@@ -35,7 +35,7 @@ ExplanationRun::ExplanationRun(Call* call, explain::EventSink* sink, ThreadPool*
       aims_(call->explanations.size()) {
   if (aims_.empty()) return;
   tokens_.reserve(call->traced_tokens);
-  tokens_ = call->tokens;
+  tokens_.insert(tokens_.end(), call->tokens.begin(), call->tokens.end());
 }
 
 void ExplanationRun::AddOutput(const PlannedExplanation& planned, int32_t position, int32_t token,
@@ -181,8 +181,8 @@ void ExplanationRun::Step(const model::SequenceTrace& trace, bool generation_ove
         "target: the model's own prediction is the contrast, token ", target.token_id())));
     return;
   }
-  if (begins) explaining_ = planned.method->Start(planned.options, SubjectOf(planned, trace));
   const absl::Time begin = clock_->Now();
+  if (begins) explaining_ = planned.method->Start(planned.options, SubjectOf(planned, trace));
   const absl::Status status = NextSlice(trace);
   const absl::Duration spent = clock_->Now() - begin;
   compute_ += spent;
@@ -194,8 +194,8 @@ void ExplanationRun::Step(const model::SequenceTrace& trace, bool generation_ove
   }
   v1::PredictEvent event;
   event.mutable_progress()->set_explanation_id(planned.options.id());
-  event.mutable_progress()->set_done(slices_done_);
-  event.mutable_progress()->set_total(planned.plan.slices);
+  event.mutable_progress()->set_done(static_cast<int32_t>(slices_done_));
+  event.mutable_progress()->set_total(static_cast<int32_t>(planned.plan.slices));
   Send(std::move(event));
 }
 

@@ -80,7 +80,7 @@ class ExplanationRun {
   std::vector<float> scores_;                        // its main tensor, if that is one a token
   std::unique_ptr<explain::FaithfulnessRun> check_;  // from then on
   explain::AgreementList agreements_;
-  int32_t slices_done_ = 0;
+  int64_t slices_done_ = 0;
   absl::Duration compute_;
 };
 

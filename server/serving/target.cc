@@ -12,6 +12,9 @@ namespace {
 
 using explain::Violations;
 
+// Each log-probability reads the whole head once more.
+constexpr int32_t kMostLogSpan = 64;
+
 std::optional<int32_t> CheckTokenId(int32_t id, const ServedModel& model, const std::string& field,
                                     Violations& violations) {
   const int32_t vocabulary = model.model->config().vocabulary;
@@ -123,6 +126,10 @@ void ResolveGenerated(const v1::PredictRequest& request, const v1::Target& targe
     violations.Add(field,
                    "a span of generated tokens explains them as they are: neither an "
                    "output nor a contrast may be given");
+  } else if (target.value() == v1::OUTPUT_VALUE_LOG_PROBABILITY && end - begin > kMostLogSpan) {
+    violations.Add(field + ".generated_end",
+                   absl::StrCat("a span of ", end - begin, " log-probabilities is longer than ",
+                                kMostLogSpan, "; ask for OUTPUT_VALUE_LOGIT or a shorter one"));
   } else {
     planned.generated_begin = begin;
     planned.generated_end = end;

@@ -287,7 +287,7 @@ TEST_P(GradientProperties, TheGradientIsTheSlopeOfTheForwardPass) {
     while (!walk.done()) ASSERT_TRUE(walk.Step().ok());
     const int64_t values = subject.tokens * model_->config().d_model;
     std::vector<float> embeddings(values), direction(values);
-    model_->Embed(traced_->pool, subject.token_ids, subject.image, embeddings.data());
+    model_->Embed(traced_->pool, subject.token_ids, subject.image, embeddings);
     std::mt19937_64 engine(7);
     double along = 0, length = 0;
     for (int64_t i = 0; i < values; ++i) {
@@ -318,6 +318,41 @@ TEST_P(GradientProperties, IntegratedGradientsCompleteWithTheirSteps) {
     gap[many] = std::fabs(completeness.sum() - completeness.expected());
   }
   EXPECT_LE(gap[1], std::max(0.3 * gap[0], 5e-3));
+}
+
+TEST_P(GradientProperties, ABaselineOfTokensIsReadUpToTheTarget) {
+  const int64_t L = traced_->trace.tokens;
+  if (model_->config().task != model::Task::kNextToken) return;
+  v1::Explanation same, listed;
+  same.mutable_integrated_gradients()->set_baseline_token_id(2);
+  for (int64_t j = 0; j < L; ++j) {
+    listed.mutable_integrated_gradients()->mutable_baseline_token_ids()->add_ids(2);
+  }
+  for (v1::Explanation* explanation : {&same, &listed}) {
+    explanation->mutable_integrated_gradients()->set_steps(2);
+    explanation->mutable_target()->set_position(static_cast<int32_t>(L / 3));
+  }
+  EXPECT_EQ(Explain(*traced_, listed).values(), Explain(*traced_, same).values());
+}
+
+TEST_P(GradientProperties, AttributionWithoutItsIdentityIsNeverNegative) {
+  for (const auto normalization :
+       {v1::AttentionRollout::NORMALIZATION_PAPER, v1::AttentionRollout::NORMALIZATION_ROW_SUM}) {
+    v1::Explanation explanation;
+    explanation.mutable_mamba_attribution()->set_normalization(normalization);
+    const Explained explained = Explain(*traced_, explanation);
+    ASSERT_TRUE(explained.status.ok());
+    const std::vector<float>& all = explained.tensors.at(0).values;
+    const std::vector<float>& others = explained.tensors.at(1).values;
+    double sum = 0;
+    for (size_t j = 0; j < all.size(); ++j) {
+      EXPECT_GE(others[j], 0);
+      EXPECT_LE(others[j], all[j]);
+      sum += all[j];
+    }
+    if (normalization != v1::AttentionRollout::NORMALIZATION_ROW_SUM) continue;
+    EXPECT_NEAR(sum, 1, 1e-4);
+  }
 }
 
 TEST_P(GradientProperties, AContrastIsTheDifferenceOfTwoTargets) {

@@ -101,9 +101,9 @@ std::vector<float> LogitsOf(const Subject& subject, const Removal& removal,
   const model::ModelConfig& config = subject.model->config();
   const int64_t d_model = config.d_model;
   std::vector<float> whole(subject.tokens * d_model), zero(d_model, 0), kept;
-  subject.model->Embed(*subject.pool, subject.token_ids, subject.image, whole.data());
+  subject.model->Embed(*subject.pool, subject.token_ids, subject.image, whole);
   if (removal.how == Removal::How::kToken) {
-    subject.model->Embed(*subject.pool, {&removal.token, 1}, {}, zero.data());
+    subject.model->Embed(*subject.pool, {&removal.token, 1}, {}, zero);
   }
   const bool causal = config.family != model::Family::kVim && !config.mean_pooled();
   const int64_t rows = causal ? subject.position + 1 : subject.tokens;

@@ -115,7 +115,7 @@ TEST_P(Activations, EmbeddingsInPlaceOfTokensGiveTheSameBits) {
   for (const Input& input : ReadInputs(folder_)) {
     const Pass pass(*model_, input, pool_);
     std::vector<float> embeddings(pass.rows * model_->config().d_model), logits;
-    model_->Embed(pool_, input.tokens, input.image, embeddings.data());
+    model_->Embed(pool_, input.tokens, input.image, embeddings);
     RecurrentState state(model_->config());
     Piece piece;
     piece.embeddings = embeddings;
