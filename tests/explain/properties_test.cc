@@ -220,7 +220,7 @@ TEST_P(Properties, RolloutIsTheProductAndATargetsRowIsItsRow) {
 
 // A row sees no later token: as if the input ended with the target, and zeros behind.
 TEST_P(Properties, LaterTokensChangeNothing) {
-  if (!causal() || pooled()) GTEST_SKIP() << "every row reads all tokens";
+  if (!causal() || pooled()) return;  // every row reads all tokens
   const int64_t target = L_ / 2;
   std::vector<int32_t> tokens = testing::RandomTokens(*model_, L_, GetParam());
   tokens.resize(target + 1);
