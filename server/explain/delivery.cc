@@ -1,5 +1,6 @@
 #include "server/explain/delivery.h"
 
+#include <cmath>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -19,8 +20,9 @@ void CheckSparse(const v1::Delivery& delivery, Violations& violations) {
       break;
     case v1::Delivery::kSparseThreshold:
       field = "delivery.sparse_threshold";
-      if (!(delivery.sparse_threshold() > 0)) {
-        violations.Add(field, absl::StrCat(delivery.sparse_threshold(), " is not above 0"));
+      if (!(delivery.sparse_threshold() > 0) || !std::isfinite(delivery.sparse_threshold())) {
+        violations.Add(field,
+                       absl::StrCat(delivery.sparse_threshold(), " is not above 0 and finite"));
       }
       break;
     case v1::Delivery::kSparseMass:

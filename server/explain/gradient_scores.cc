@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/status.h"
 #include "server/explain/gradient_walk.h"
+#include "server/explain/latim_target.h"
 #include "server/explain/layer_attention.h"
 #include "server/explain/options.h"
 #include "server/kernels/gemm.h"
@@ -157,11 +158,7 @@ class GradientScores : public Method {
                      "ROWS_ALL explains the most probable token after every position: it goes with "
                      "neither a position, nor an output, nor a contrast in target");
     }
-    if (rule_ == BackwardRule::kRelevance && target.value() == v1::OUTPUT_VALUE_LOG_PROBABILITY) {
-      violations.Add(field, absl::StrCat(name_,
-                                         " is conserved for logits only; ask for "
-                                         "OUTPUT_VALUE_LOGIT in target.value"));
-    }
+    if (rule_ == BackwardRule::kRelevance) CheckLogitTarget(explanation, field, violations);
   }
 
   Plan MakePlan(const v1::Explanation& explanation, const model::ModelConfig& config,

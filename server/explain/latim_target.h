@@ -10,7 +10,7 @@
 
 namespace mambascope::explain {
 
-// What LaTIM and the lenses ask of a target alike.
+// What LaTIM, the lenses and other methods of logits ask of a target alike.
 
 // They take a logit apart: no log-probability. `field` is the path of the method's options.
 void CheckLogitTarget(const v1::Explanation& explanation, const std::string& field,

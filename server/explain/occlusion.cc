@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/check.h"
 #include "server/base/status.h"
+#include "server/explain/latim_target.h"
 #include "server/explain/layer_attention.h"
 #include "server/explain/method.h"
 #include "server/explain/options.h"
@@ -114,11 +115,7 @@ class Occlusion : public Method {
                 int64_t /*tokens*/, const std::string& field,
                 Violations& violations) const override {
     const v1::Occlusion& options = explanation.occlusion();
-    if (explanation.target().value() == v1::OUTPUT_VALUE_LOG_PROBABILITY) {
-      violations.Add(field,
-                     "gives the drops of logit and log-probability both; ask for "
-                     "OUTPUT_VALUE_LOGIT in target.value");
-    }
+    CheckLogitTarget(explanation, field, violations);  // it gives both drops anyway
     if (options.replacement_case() == v1::Occlusion::kReplacementTokenId) {
       CheckTokenOfVocabulary(options.replacement_token_id(), config,
                              field + ".replacement_token_id", violations);
