@@ -42,7 +42,7 @@ void ConvRow(const ConvBackwardInputs& in, const float* weight, int64_t j, float
   const int64_t taps = std::min(in.taps, in.tokens - j), channels = in.channels;
   const float* dc = in.dc + j * channels;
   ForEachRegister(channels, [&](int64_t i, auto lane) HWY_ATTR {
-    Vec sum = in.accumulate ? lane.Load(dx_in + i) : hn::Zero(lane.d);
+    Vec sum = hn::Zero(lane.d);
     for (int64_t k = 0; k < taps; ++k) {
       const int64_t at = k * channels + i;
       sum = hn::MulAdd(lane.Load(weight + at), lane.Load(dc + at), sum);

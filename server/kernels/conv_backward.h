@@ -16,13 +16,12 @@ namespace mambascope::kernels {
 void ActivationGradient(ThreadPool& pool, const float* c, const float* dx, int64_t tokens,
                         int64_t channels, Activation activation, BackwardRule rule, float* dc);
 
-// dx_in[j, d] (+)= sum_{k < taps, j + k < tokens} weight[d, taps - 1 - k] dc[j + k, d]
+// dx_in[j, d] = sum_{k < taps, j + k < tokens} weight[d, taps - 1 - k] dc[j + k, d]
 struct ConvBackwardInputs {  // borrowed until the call returns
   int64_t tokens = 0;
   int64_t channels = 0, taps = 0;  // taps >= 1
   const float* dc = nullptr;       // [tokens, channels] before the activation
   const float* weight = nullptr;   // [channels, taps] as in the checkpoint
-  bool accumulate = false;         // add to dx_in instead of replacing it
 };
 // dx_in [tokens, dx_stride], the first `channels` of each row, the rest stays; must not overlap dc.
 void CausalConv1dBackward(ThreadPool& pool, const ConvBackwardInputs& in, float* dx_in,

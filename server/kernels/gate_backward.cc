@@ -30,7 +30,7 @@ void GateRow(const GateBackwardInputs& in, const GateBackwardOutputs& out, const
     const Vec gradient = halved ? hn::Mul(whole, hn::Set(d, 0.5f)) : whole;
     const Vec slope = halved ? sigmoid : SiluSlope(d, gate, sigmoid);
     const Vec to_z = hn::Mul(hn::Mul(gradient, yd), slope);
-    lane.Store(out.accumulate_dz ? hn::Add(lane.Load(dz + i), to_z) : to_z, dz + i);
+    lane.Store(to_z, dz + i);
     lane.Store(hn::Mul(gradient, hn::Mul(gate, sigmoid)), dyd + i);
   });
 }

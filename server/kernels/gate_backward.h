@@ -28,7 +28,6 @@ struct GateBackwardOutputs {
   float* dyd = nullptr;  // [tokens, d_inner]; may be dgated
   float* dz = nullptr;   // [tokens, dz_stride], the first d_inner of each row; the rest stays
   int64_t dz_stride = 0;
-  bool accumulate_dz = false;  // add to dz instead of replacing it
 };
 void GateBackward(ThreadPool& pool, const GateBackwardInputs& in, const GateBackwardOutputs& out);
 

@@ -1,7 +1,6 @@
 #include "server/kernels/ssd_backward.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "server/base/array.h"
 #include "server/base/check.h"

@@ -1,7 +1,6 @@
 #include "server/model/layer_gradient.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "server/kernels/conv_backward.h"
 #include "server/kernels/delta_gradient.h"
@@ -161,8 +160,7 @@ void BackThroughBranch(Back& back, int32_t direction, const float* in, const flo
   gate.z_stride = back.layout.stride;
   gate.D = branch.D;
   gate.channels_per_skip = config.channels_per_map();
-  kernels::GateBackward(back.pool, gate,
-                        {g.dyd.data(), din + back.layout.z, back.layout.stride, false});
+  kernels::GateBackward(back.pool, gate, {g.dyd.data(), din + back.layout.z, back.layout.stride});
 
   BackThroughSkip(back, branch.D);
   if (config.family == Family::kMamba2) {

@@ -1,7 +1,6 @@
 #include "server/kernels/linear_backward.h"
 
 #include <bit>
-#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <span>
