@@ -6,7 +6,6 @@
 #include <bit>
 #include <memory>
 #include <optional>
-#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"

@@ -128,11 +128,13 @@ void CheckAggregation(const v1::Aggregation& options, const std::string* text,
   }
 }
 
-bool OneScorePerToken(const Plan& plan, int64_t tokens) {
-  if (plan.tensors.empty()) return false;
-  const v1::TensorInfo& main = plan.tensors.front();
+bool OneScorePerToken(const v1::TensorInfo& main, int64_t tokens) {
   return main.axes_size() == 1 && main.axes(0).name() == "input_tokens" &&
          main.axes(0).size() == tokens && main.dtype() != v1::DATA_TYPE_INT32;
+}
+
+bool OneScorePerToken(const Plan& plan, int64_t tokens) {
+  return !plan.tensors.empty() && OneScorePerToken(plan.tensors.front(), tokens);
 }
 
 std::vector<v1::GroupedScores> Aggregate(const v1::Aggregation& options, absl::string_view text,

@@ -31,6 +31,7 @@ void CheckAggregation(const v1::Aggregation& options, const std::string* text,
 
 // Whether the main tensor is one score for each of the input's tokens.
 bool OneScorePerToken(const Plan& plan, int64_t tokens);
+bool OneScorePerToken(const v1::TensorInfo& main, int64_t tokens);
 
 // Words and sentences (text_segments.h) take the tokens whose first byte is in them, so the tokens
 // of one split character stay together. Special tokens stand alone; tokens that follow no text (and

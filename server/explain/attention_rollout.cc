@@ -173,7 +173,10 @@ class Explainer : public Explaining {
         attention.AddExtremes(step, setup_.target.position,
                               setup_.variant == v1::VARIANT_CODE_QUIRKS, /*positive=*/false, added_,
                               &extremes_);
-        if (last_piece) return MultiplyByRepeatedRow(layer);
+        if (last_piece) {
+          sums_.assign(1, MultiplyByRepeatedRow(added_, row_));
+          return NoteRowSums(layer);
+        }
         break;
       case Setup::Kind::kMapRow:
         attention.AddMap(step, map_.data());
@@ -241,19 +244,6 @@ class Explainer : public Explaining {
     return absl::OkStatus();
   }
 
-  // row <- row (I + 1 a), every row divided by 1 + sum a; `added_` holds a.
-  absl::Status MultiplyByRepeatedRow(int32_t layer) {
-    double total = 0, mass = 0;
-    for (const double value : added_) total += value;
-    for (const double value : row_) mass += value;
-    sums_.assign(1, 1 + total);
-    RETURN_IF_ERROR(NoteRowSums(layer));
-    for (size_t j = 0; j < row_.size(); ++j) {
-      row_[j] = (row_[j] + mass * added_[j]) / (1 + total);
-    }
-    return absl::OkStatus();
-  }
-
   absl::Status WriteProduct(TensorWriter& writer) {
     RETURN_IF_ERROR(CheckFinite(kName, LastLayer(), product_.values()));
     product_.ForEachBlock(*subject_.pool,
@@ -264,13 +254,11 @@ class Explainer : public Explaining {
   absl::Status WriteTargetRow(TensorWriter& writer) {
     std::vector<float> row(row_.begin(), row_.end());
     RETURN_IF_ERROR(CheckFinite(kName, setup_.start_layer, row));
-    int64_t tokens = setup_.tokens;
-    if (IsCode(setup_.variant)) {  // without the target's own entry
-      row.erase(row.begin() + setup_.target.position);
-      for (float& value : row) value = std::max(value, 0.0f);
-      --tokens;
+    if (IsCode(setup_.variant)) {
+      WriteCodeRow(writer, kName, std::move(row), setup_.target.position, setup_.tokens);
+    } else {
+      WriteRow(writer, kName, row, setup_.tokens);
     }
-    WriteRow(writer, kName, row, tokens);
     return absl::OkStatus();
   }
 
@@ -293,7 +281,6 @@ class Explainer : public Explaining {
 class AttentionRollout : public Method {
  public:
   absl::string_view name() const override { return kName; }
-  bool Supports(const model::ModelConfig& /*config*/) const override { return true; }
 
   void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
                 int64_t tokens, const std::string& field, Violations& violations) const override {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/base/status.h"
@@ -14,6 +13,7 @@
 #include "server/explain/lens_head.h"
 #include "server/explain/method.h"
 #include "server/explain/options.h"
+#include "server/explain/stream_steps.h"
 #include "server/kernels/gemm.h"
 #include "server/model/stream_walk.h"
 
@@ -55,8 +55,7 @@ class Explainer : public Explaining {
   Explainer(const v1::Explanation& options, const Subject& subject)
       : subject_(subject),
         setup_(options, subject.model->config(), subject.tokens),
-        walk_(*subject.model, *subject.trace, setup_.prefix),
-        spare_(RecomputedLayers(setup_.layers, setup_.stream_stride)),
+        walk_(*subject.model, *subject.trace, setup_.prefix, setup_.stream_stride),
         scale_(FinalScales()),
         edges_(setup_.cells() * config().d_model) {}
 
@@ -64,9 +63,7 @@ class Explainer : public Explaining {
     if (visit_ == setup_.layers.size()) return absl::OkStatus();
     const int32_t layer = setup_.layers[visit_];
     if (next_row_ < 0) {
-      while (!walk_.Prepare(*subject_.pool, layer)) {
-        if (spare_-- > 0) return absl::OkStatus();
-      }
+      if (!walk_.Prepare(*subject_.pool, layer)) return absl::OkStatus();
       setup_.layer.Open(subject_, layer, walk_.Entering(layer));
       inputs_.Reserve(setup_.cells() * config().d_inner);
       std::fill_n(inputs_.data(), setup_.cells() * config().d_inner, 0.0f);
@@ -139,7 +136,6 @@ class Explainer : public Explaining {
   const Subject subject_;
   Setup setup_;
   model::StreamWalk walk_;
-  int32_t spare_;  // slices for layers that are computed again
   const std::vector<float> scale_;
   size_t visit_ = 0;
   int64_t next_row_ = -1;  // -1: the layer is not open
@@ -151,7 +147,6 @@ class Explainer : public Explaining {
 class EdgeLens : public Method {
  public:
   absl::string_view name() const override { return kName; }
-  bool Supports(const model::ModelConfig&) const override { return true; }
 
   void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
                 int64_t tokens, const std::string& field, Violations& violations) const override {
@@ -183,8 +178,7 @@ class EdgeLens : public Method {
     plan.tensors = LensTensors(kName, setup.layers, {"sources", cells, setup.sources},
                                LensTop(explanation.edge_lens().top(), config), dtype);
     plan.streams = true;
-    plan.slices =
-        static_cast<int32_t>(layers * (1 + blocks + setup.head.Slices(cells)) + recomputed);
+    plan.slices = layers * (1 + blocks + setup.head.Slices(cells)) + recomputed;
     plan.memory_bytes = setup.layer.MemoryBytes(setup.target.count) +
                         setup.head.MemoryBytes(cells) +
                         4 * (cells * (config.d_inner + config.d_model) + 2 * tokens) +

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/status.h"
+#include "server/model/mamba_block.h"
 
 namespace mambascope::explain {
 
@@ -53,9 +54,7 @@ absl::Status EmbeddedPass::Step() {
 
 int64_t EmbeddedPass::MemoryBytes(const model::ModelConfig& config, int64_t tokens,
                                   int32_t stream_stride) {
-  const int64_t both = config.directions() == 2 ? config.in_proj_rows() + config.d_inner : 0;
-  const int64_t a_token = 3 * config.d_model + config.in_proj_rows() + config.conv_channels() +
-                          config.selective_width() + 3 * config.d_inner + both;
+  const int64_t a_token = model::BlockFloats(config, /*traced=*/stream_stride > 0);
   return 4 * (tokens * a_token + 2 * config.outputs()) + model::RecurrentState::Bytes(config) +
          (stream_stride > 0 ? model::SequenceTrace::StreamsOnlyBytes(config, tokens, stream_stride)
                             : 0);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/explain/aggregation.h"
 #include "server/explain/faithfulness.h"
 #include "server/explain/options.h"
 
@@ -83,8 +84,7 @@ FaithfulnessCheck::FaithfulnessCheck(const v1::Faithfulness& options,
 void ValidateFaithfulness(const v1::Explanation& explanation, const model::ModelConfig& config,
                           const std::string& field, Violations& violations) {
   const v1::Faithfulness& options = explanation.faithfulness();
-  const v1::Target& target = explanation.target();
-  if (target.has_generated_end() && target.generated_end() > target.generated() + 1) {
+  if (SpanOf(explanation.target()) > 1) {
     violations.Add(field, "does not go with a span of generated tokens: name one token");
   }
   const bool known = CheckEnum(v1::Faithfulness::Removal_IsValid(options.removal()),
@@ -128,10 +128,7 @@ bool CheckOrders(const v1::Explanation& explanation, int64_t tokens, const std::
 
 void CheckIsScores(const v1::TensorInfo& main, int64_t tokens, const std::string& field,
                    Violations& violations) {
-  if (main.axes_size() == 1 && main.axes(0).name() == "input_tokens" &&
-      main.axes(0).size() == tokens) {
-    return;
-  }
+  if (OneScorePerToken(main, tokens)) return;
   std::string shape;
   for (const auto& axis : main.axes()) {
     absl::StrAppend(&shape, shape.empty() ? "" : ", ", axis.name(), " ", axis.size());

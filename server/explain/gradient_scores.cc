@@ -5,10 +5,8 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "server/base/status.h"
 #include "server/explain/gradient_walk.h"
-#include "server/explain/latim_target.h"
 #include "server/explain/layer_attention.h"
 #include "server/explain/options.h"
 #include "server/kernels/gemm.h"
@@ -27,8 +25,8 @@ v1::Rows RowsOf(const v1::Explanation& explanation) {
                                      : explanation.gradient_x_input().rows();
 }
 
-// The most probable token after a position.
-int32_t MostProbable(const Subject& subject, int64_t position) {
+// The most probable token after a position, and its logit.
+std::pair<int32_t, float> MostProbable(const Subject& subject, int64_t position) {
   const model::ModelConfig& config = subject.model->config();
   const model::WeightViews& weights = subject.model->weights().views();
   const int64_t d_model = config.d_model, outputs = config.outputs();
@@ -37,7 +35,8 @@ int32_t MostProbable(const Subject& subject, int64_t position) {
                    weights.norm_f, config.norm_eps, 1, d_model, row.data());
   kernels::Linear(*subject.pool, {row.data(), 1, d_model, d_model}, weights.head, weights.head_bias,
                   {logits.data(), 1, outputs, outputs});
-  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  const auto best = std::max_element(logits.begin(), logits.end());
+  return {static_cast<int32_t>(best - logits.begin()), *best};
 }
 
 class Explainer : public Explaining {
@@ -46,7 +45,11 @@ class Explainer : public Explaining {
       : name_(name), rule_(rule), all_rows_(all_rows), subject_(subject) {}
 
   absl::Status Step(TensorWriter& writer) override {
-    if (!walk_.has_value()) walk_.emplace(all_rows_ ? SubjectOfRow() : subject_, rule_, stride_);
+    if (!walk_.has_value()) {
+      const Subject subject = all_rows_ ? SubjectOfRow() : subject_;
+      explained_ = subject.explained;
+      walk_.emplace(subject, rule_, stride_);
+    }
     RETURN_IF_ERROR(walk_->Step());
     if (--left_ > 0) return absl::OkStatus();
     const std::vector<float> scores = TimesEmbeddings(subject_, walk_->result());
@@ -79,7 +82,9 @@ class Explainer : public Explaining {
     Subject subject = subject_;
     Output output;
     output.position = static_cast<int32_t>(row_);
-    output.token = MostProbable(subject_, row_);
+    const auto [token, logit] = MostProbable(subject_, row_);
+    output.token = token;
+    subject.explained = logit;
     subject.position = output.position;
     subject.outputs = {output};
     subject.gradients = nullptr;
@@ -96,26 +101,12 @@ class Explainer : public Explaining {
     }
     const double biases = walk_->result().bias_relevance;
     found.set_sum(found.sum() + biases);
-    found.set_expected(all_rows_ ? LogitOfRow() : subject_.explained);
+    found.set_expected(explained_);
     largest = std::max(largest, std::fabs(found.expected()));
     if (largest > 0) found.set_relative_error(std::fabs(found.sum() - found.expected()) / largest);
     if (row_ > 0 && found.relative_error() <= worst_.relative_error()) return;
     worst_ = found;
     bias_relevance_ = biases;
-  }
-
-  double LogitOfRow() const {
-    const model::ModelConfig& config = subject_.model->config();
-    const model::WeightViews& weights = subject_.model->weights().views();
-    const int64_t d_model = config.d_model;
-    std::vector<float> row(d_model), head(d_model);
-    kernels::RmsNorm(*subject_.pool, subject_.trace->stream(config.layers) + row_ * d_model,
-                     weights.norm_f, config.norm_eps, 1, d_model, row.data());
-    const int32_t token = MostProbable(subject_, row_);
-    kernels::WidenRow(weights.head, token, head.data());
-    double logit = weights.head_bias == nullptr ? 0 : weights.head_bias[token];
-    for (int64_t m = 0; m < d_model; ++m) logit += double{row[m]} * head[m];
-    return logit;
   }
 
   const absl::string_view name_;
@@ -126,6 +117,7 @@ class Explainer : public Explaining {
       model::SequenceTrace::StreamStride(subject_.model->config(), subject_.tokens);
   std::optional<GradientWalk> walk_;
   int64_t row_ = 0;
+  double explained_ = 0;  // of the row
   int32_t left_ = slices_of_row();
   v1::Quality::Completeness worst_;
   double bias_relevance_ = 0;
@@ -136,8 +128,6 @@ class GradientScores : public Method {
   GradientScores(absl::string_view name, BackwardRule rule) : name_(name), rule_(rule) {}
 
   absl::string_view name() const override { return name_; }
-
-  bool Supports(const model::ModelConfig&) const override { return true; }
 
   void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
                 int64_t /*tokens*/, const std::string& field,

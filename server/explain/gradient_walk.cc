@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/base/status.h"
+#include "server/explain/method.h"
 #include "server/model/finite.h"
 
 namespace mambascope::explain {
@@ -78,11 +78,10 @@ int32_t GradientWalk::Slices(const model::ModelConfig& config, int32_t stream_st
 
 int64_t GradientWalk::MemoryBytes(const model::ModelConfig& config, int64_t tokens,
                                   int32_t stream_stride, BackwardRule rule) {
-  constexpr int kThreads = 16;  // as many are reckoned with where each has scratch of its own
   return 2 * GradientResult::Bytes(config, tokens) + 4 * tokens * config.d_model +
          model::StreamWalk::MemoryBytes(config, tokens, stream_stride) +
          model::LayerActivationsBytes(config, tokens) +
-         model::LayerGradientBytes(config, tokens, kThreads, rule);
+         model::LayerGradientBytes(config, tokens, static_cast<int>(kPlannedThreads), rule);
 }
 
 double GradientWalk::ForwardTokens(const model::ModelConfig& config, int64_t tokens,

@@ -2,7 +2,6 @@
 // (methods.md, sections 2 and 3). What is asked for and what will come; the numbers are made in
 // hidden_attention_scan.cc and hidden_attention_mixer.cc.
 #include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/explain/hidden_attention_setup.h"
@@ -16,7 +15,6 @@ constexpr int32_t kMostChannels = 64;
 class HiddenAttention : public Method {
  public:
   absl::string_view name() const override { return Setup::kName; }
-  bool Supports(const model::ModelConfig& /*config*/) const override { return true; }
 
   void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
                 int64_t /*tokens*/, const std::string& field,

@@ -1,7 +1,5 @@
 // Scope MIXER of hidden_attention: unified maps, from the convolution's input to out_proj's
 // (methods.md, section 3; UIA, arXiv 2405.16504).
-#include <algorithm>
-#include <numeric>
 
 #include "server/base/status.h"
 #include "server/explain/hidden_attention_setup.h"
@@ -31,7 +29,8 @@ class MixerExplainer : public Explaining {
         unified_(setup_),
         walk_(*subject.model, *subject.trace, unified_.scanned()),
         reconstruction_(subject),
-        preparing_(StreamSteps(setup_.config, setup_.layers, setup_.tokens)) {
+        preparing_(StreamSteps(setup_.layers,
+                               model::SequenceTrace::StreamStride(setup_.config, setup_.tokens))) {
     weights_.resize(setup_.prefix);
   }
 
@@ -165,18 +164,16 @@ void PlanMixer(const HiddenAttentionSetup& setup, Plan* plan) {
   const UnifiedAttention unified(setup);
   const model::ModelConfig& config = setup.config;
   const auto layers = static_cast<int64_t>(setup.layers.size());
-  const std::vector<int32_t> steps = StreamSteps(config, setup.layers, setup.tokens);
-  const int64_t preparing = std::accumulate(steps.begin(), steps.end(), int64_t{0});
+  const int32_t stride = model::SequenceTrace::StreamStride(config, setup.tokens);
+  const int64_t preparing = RecomputedLayers(setup.layers, stride);
   plan->streams = true;
-  plan->slices =
-      static_cast<int32_t>(preparing + layers * (1 + unified.rank_pieces() + unified.pieces()));
+  plan->slices = preparing + layers * (1 + unified.rank_pieces() + unified.pieces());
   int64_t floats = 12 * setup.prefix;
   if (setup.kind == Setup::Kind::kChannels) {
     floats += unified.largest_piece() * (setup.all_rows ? setup.prefix : 1) * (setup.prefix + 1);
   } else if (setup.all_rows || RowOfMap(setup)) {
     floats += setup.prefix * setup.prefix;
   }
-  const int32_t stride = model::SequenceTrace::StreamStride(config, setup.tokens);
   plan->memory_bytes = unified.memory_bytes() + 4 * floats +
                        Reconstruction::MemoryBytes(config, setup.prefix) +
                        model::StreamWalk::MemoryBytes(config, unified.scanned(), stride);

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <memory>
 #include <optional>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/base/check.h"
@@ -170,7 +169,6 @@ class Explainer : public Explaining {
 class IntegratedGradients : public Method {
  public:
   absl::string_view name() const override { return kName; }
-  bool Supports(const model::ModelConfig&) const override { return true; }
 
   void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
                 int64_t tokens, const std::string& field, Violations& violations) const override {
@@ -209,10 +207,6 @@ class IntegratedGradients : public Method {
  private:
   static void CheckBaseline(const Options& options, const model::ModelConfig& config,
                             int64_t tokens, const std::string& field, Violations& violations) {
-    const auto check = [&](int32_t id, const std::string& path) {
-      if (id >= 0 && id < config.vocabulary) return;
-      violations.Add(path, absl::StrCat(id, " is outside the vocabulary of ", config.vocabulary));
-    };
     switch (options.baseline_case()) {
       case Options::BASELINE_NOT_SET:
         if (config.task != model::Task::kImageClass && config.end_of_text.empty()) {
@@ -232,14 +226,15 @@ class IntegratedGradients : public Method {
                      "an image has no token ids; there are zero_baseline and "
                      "none, the all-zero normalised image");
     } else if (options.has_baseline_token_id()) {
-      check(options.baseline_token_id(), field + ".baseline_token_id");
+      CheckTokenOfVocabulary(options.baseline_token_id(), config, field + ".baseline_token_id",
+                             violations);
     } else if (options.baseline_token_ids().ids_size() != tokens) {
       violations.Add(field + ".baseline_token_ids",
                      absl::StrCat(options.baseline_token_ids().ids_size(), " ids for ", tokens,
                                   " tokens of the input; give as many"));
     } else {
       for (const int32_t id : options.baseline_token_ids().ids()) {
-        check(id, field + ".baseline_token_ids");
+        CheckTokenOfVocabulary(id, config, field + ".baseline_token_ids", violations);
       }
     }
   }

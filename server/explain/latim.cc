@@ -7,15 +7,13 @@
 #include <map>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "server/base/check.h"
 #include "server/base/status.h"
 #include "server/explain/latim_rows.h"
 #include "server/explain/latim_setup.h"
 #include "server/explain/latim_target.h"
 #include "server/explain/layer_attention.h"
 #include "server/explain/method.h"
-#include "server/explain/options.h"
+#include "server/explain/stream_steps.h"
 #include "server/kernels/gemm.h"
 #include "server/model/stream_walk.h"
 
@@ -32,10 +30,9 @@ class Explainer : public Explaining {
   Explainer(const v1::Explanation& options, const Subject& subject)
       : subject_(subject),
         setup_(options, subject.model->config(), subject.tokens),
-        walk_(*subject.model, *subject.trace, setup_.prefix),
+        walk_(*subject.model, *subject.trace, setup_.prefix, setup_.stream_stride),
         rows_(subject.model->config(), setup_.want, setup_.prefix),
-        weights_(RowWeights(subject)),
-        spare_(RecomputedLayers(setup_.layers, setup_.stream_stride)) {
+        weights_(RowWeights(subject)) {
     const int64_t prefix = setup_.prefix;
     added_.assign(prefix, 0);
     if (setup_.carries()) carried_.assign(prefix, 0);
@@ -56,9 +53,7 @@ class Explainer : public Explaining {
     if (visit_ == setup_.layers.size()) return absl::OkStatus();
     const int32_t layer = setup_.layers[visit_];
     if (!open_) {
-      while (!walk_.Prepare(*subject_.pool, layer)) {
-        if (spare_-- > 0) return absl::OkStatus();
-      }
+      if (!walk_.Prepare(*subject_.pool, layer)) return absl::OkStatus();
       const RowRange rows = setup_.rows(visit_);
       rows_.Open(subject_, layer, walk_.Entering(layer),
                  directions_.empty() ? nullptr : directions_.data(), rows.first, rows.count);
@@ -213,7 +208,6 @@ class Explainer : public Explaining {
   model::StreamWalk walk_;
   LatimRows rows_;
   const std::vector<float> weights_;  // of the target's rows
-  int32_t spare_;                     // slices for layers that are computed again
   size_t visit_ = 0;
   bool open_ = false;
   std::map<int32_t, double> errors_;     // by layer, of the rows computed
@@ -233,7 +227,6 @@ class Explainer : public Explaining {
 class LatimMethod : public Method {
  public:
   absl::string_view name() const override { return kName; }
-  bool Supports(const model::ModelConfig&) const override { return true; }
 
   void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
                 int64_t /*tokens*/, const std::string& field,
@@ -255,7 +248,7 @@ class LatimMethod : public Method {
       const RowRange range = setup.rows(visit);
       most_rows = std::max(most_rows, range.count);
       const auto pairs = static_cast<double>(rows.Pairs(range.first, range.count));
-      plan.slices += static_cast<int32_t>(rows.Steps(range.first, range.count));
+      plan.slices += rows.Steps(range.first, range.count);
       plan.work.gemm += pairs * config.d_inner * config.d_model;
       plan.work.scan += pairs * config.directions() * config.maps() * config.d_state;
     }

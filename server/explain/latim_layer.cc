@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "server/base/check.h"
+#include "server/explain/method.h"
 #include "server/kernels/row_block.h"
 #include "server/kernels/tap_rows.h"
 
@@ -54,8 +55,7 @@ int64_t LatimLayer::MemoryBytes(int64_t rows) const {
   if (config_.maps() / config_.groups < d_inner) {
     floats += block * tokens_ * (config_.maps() / config_.groups);
   }
-  constexpr int64_t kThreads = 16;  // of the scans: states, and a last group's delta
-  floats += 64 * tokens_ + kThreads * 1024 * config_.d_state;
+  floats += 64 * tokens_ + kPlannedThreads * 1024 * config_.d_state;
   return 4 * floats + model::LayerActivationsBytes(config_, tokens_);
 }
 

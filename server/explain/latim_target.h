@@ -10,11 +10,8 @@
 
 namespace mambascope::explain {
 
-// What LaTIM, the lenses and other methods of logits ask of a target alike.
+// What LaTIM and the lenses ask of a target alike.
 
-// They take a logit apart: no log-probability. `field` is the path of the method's options.
-void CheckLogitTarget(const v1::Explanation& explanation, const std::string& field,
-                      Violations& violations);
 // Of a target that is one position: no span of generated tokens.
 void CheckSinglePosition(const v1::Explanation& explanation, const std::string& field,
                          Violations& violations);
@@ -28,9 +25,6 @@ struct RowRange {
 // pools; RowWeights says how much each counts.
 RowRange TargetRowsOf(const v1::Explanation& explanation, const model::ModelConfig& config,
                       int64_t tokens);
-
-// Calls of StreamWalk::Prepare that return false when these layers are visited in this order.
-int32_t RecomputedLayers(const std::vector<int32_t>& layers, int32_t stream_stride);
 
 // The bound of LaTIM's errors: fp32 sums over the length and the channels, some 1e-6 on models of
 // this size and more where contributions cancel.

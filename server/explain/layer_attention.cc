@@ -24,8 +24,6 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-constexpr int64_t kThreads = 16;  // as many are reckoned with where each has scratch of its own
-
 // Multiply-adds of one map.
 int64_t MapWork(int64_t tokens, int64_t d_state) { return tokens * (tokens + 1) / 2 * d_state; }
 
@@ -34,7 +32,7 @@ int64_t MapWork(int64_t tokens, int64_t d_state) { return tokens * (tokens + 1) 
 int64_t MapScratch(int64_t tokens, int64_t d_state) {
   const int64_t depth = std::max<int64_t>(RoundUp(256 / d_state, 16), 16) * d_state;
   constexpr int64_t kStrip = 64;
-  return 4 * RoundUp(tokens, 128) * depth + kThreads * kStrip * depth + 2 * tokens * d_state;
+  return 4 * RoundUp(tokens, 128) * depth + kPlannedThreads * kStrip * depth + 2 * tokens * d_state;
 }
 
 }  // namespace
@@ -88,7 +86,7 @@ int64_t LayerAttention::memory_bytes() const {
   int64_t floats = scans * scanned_ * maps_ + 3 * maps_ + d_state_ * maps_;
   if (std::min(piece, pieces_.size) < maps_) floats += piece * (scanned_ + d_state_);
   int64_t scratch = rank_.count() > 0 ? MapScratch(scanned_, d_state_) : 0;
-  if (headed_) scratch = prefix_ * maps_ + kThreads * 64 * (maps_ + 128);
+  if (headed_) scratch = prefix_ * maps_ + kPlannedThreads * 64 * (maps_ + 128);
   if (makes_maps()) {
     if (!headed_) scratch = std::max(scratch, MapScratch(prefix_, d_state_));
     if (directions_.back() == 1 || row_by_maps()) floats += prefix_ * prefix_;
@@ -97,7 +95,7 @@ int64_t LayerAttention::memory_bytes() const {
     // Rows of a piece, or the kernels' sums over channel groups; a last incomplete group; states.
     const bool rows = want_ == Want::kChannelRows || absolute();
     floats += prefix_ * (rows ? scans * pieces_.size : pieces_.size / kLanes + 2 + 2 * scans);
-    floats += kAdjointGroup * (prefix_ + kThreads * d_state_);
+    floats += kAdjointGroup * (prefix_ + kPlannedThreads * d_state_);
   }
   return 4 * (floats + scratch);
 }
@@ -374,6 +372,21 @@ void WriteRow(TensorWriter& writer, absl::string_view tensor, std::span<const fl
   writer.Write(tensor, row);
   const std::vector<float> after(tokens - row.size(), 0.0f);
   writer.Write(tensor, std::span<const float>(after));
+}
+
+void WriteCodeRow(TensorWriter& writer, absl::string_view tensor, std::vector<float> row,
+                  int64_t target, int64_t tokens) {
+  row.erase(row.begin() + target);
+  for (float& value : row) value = std::max(value, 0.0f);
+  WriteRow(writer, tensor, row, tokens - 1);
+}
+
+double MultiplyByRepeatedRow(std::span<const double> a, std::span<double> row) {
+  double total = 0, mass = 0;
+  for (const double value : a) total += value;
+  for (const double value : row) mass += value;
+  for (size_t j = 0; j < row.size(); ++j) row[j] = (row[j] + mass * a[j]) / (1 + total);
+  return 1 + total;
 }
 
 }  // namespace mambascope::explain

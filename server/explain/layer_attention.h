@@ -170,4 +170,12 @@ Axis TokensWithout(int64_t target, int64_t tokens);
 void WriteRow(TensorWriter& writer, absl::string_view tensor, std::span<const float> row,
               int64_t tokens);
 
+// The same of the published vision code: without the target's own entry, and clamped at 0.
+void WriteCodeRow(TensorWriter& writer, absl::string_view tensor, std::vector<float> row,
+                  int64_t target, int64_t tokens);
+
+// row <- row (I + 1 a), every row divided by 1 + sum a, which it returns: the published vision
+// code's rollout, where each row of a layer's matrix is `a`.
+double MultiplyByRepeatedRow(std::span<const double> a, std::span<double> row);
+
 }  // namespace mambascope::explain

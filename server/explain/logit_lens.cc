@@ -2,13 +2,13 @@
 // (methods.md, section 5). The last layer's is the model's output.
 #include <algorithm>
 #include <memory>
-#include <utility>
 
 #include "server/base/status.h"
 #include "server/explain/latim_target.h"
 #include "server/explain/lens_head.h"
 #include "server/explain/method.h"
 #include "server/explain/options.h"
+#include "server/explain/stream_steps.h"
 #include "server/kernels/rms_norm.h"
 #include "server/model/stream_walk.h"
 
@@ -46,15 +46,12 @@ class Explainer : public Explaining {
   Explainer(const v1::Explanation& options, const Subject& subject)
       : subject_(subject),
         setup_(options, subject.model->config(), subject.tokens),
-        walk_(*subject.model, *subject.trace, setup_.prefix),
-        spare_(Recomputed(setup_, subject.model->config())) {}
+        walk_(*subject.model, *subject.trace, setup_.prefix, setup_.stream_stride) {}
 
   absl::Status Step(TensorWriter& writer) override {
     if (visit_ == setup_.layers.size()) return absl::OkStatus();
     const int32_t layer = setup_.layers[visit_];
-    while (!walk_.Prepare(*subject_.pool, layer + 1)) {
-      if (spare_-- > 0) return absl::OkStatus();
-    }
+    if (!walk_.Prepare(*subject_.pool, layer + 1)) return absl::OkStatus();
     const auto cells = static_cast<int64_t>(setup_.positions.size());
     const int64_t count = std::min(setup_.head.CellsPerSlice(), cells - read_);
     const int64_t d_model = subject_.model->config().d_model;
@@ -92,7 +89,6 @@ class Explainer : public Explaining {
   const Subject subject_;
   Setup setup_;
   model::StreamWalk walk_;
-  int32_t spare_;  // slices for layers that are computed again
   size_t visit_ = 0;
   int64_t read_ = 0;  // cells of the layer
   Array<float> rows_;
@@ -101,7 +97,6 @@ class Explainer : public Explaining {
 class LogitLens : public Method {
  public:
   absl::string_view name() const override { return kName; }
-  bool Supports(const model::ModelConfig&) const override { return true; }
 
   void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
                 int64_t tokens, const std::string& field, Violations& violations) const override {

@@ -3,7 +3,6 @@
 // layer's whole map is made; a row is carried through them from the last layer down. The published
 // vision notebook (CODE) has one row for all rows of a layer, and the stream's gradient.
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -86,7 +85,10 @@ class Explainer : public Explaining {
     if (IsCode(setup_.variant)) {
       attention.AddExtremes(piece, setup_.row.position, setup_.variant == v1::VARIANT_CODE_QUIRKS,
                             /*positive=*/true, mean_, &extremes_);
-      if (last_piece) MultiplyByRepeatedRow(layer);
+      if (last_piece) {
+        WeighTargetRow(layer);
+        smallest_row_sum_ = std::min(smallest_row_sum_, MultiplyByRepeatedRow(mean_, row_));
+      }
     } else {
       attention.AddMap(piece, map_.data());
       if (last_piece) Multiply(layer);
@@ -118,22 +120,16 @@ class Explainer : public Explaining {
     }
   }
 
-  // row <- row (I + 1 a), every row divided by 1 + sum a, with a = mean_d minmax(alpha^+) times
-  // minmax of the stream's largest positive gradient.
-  void MultiplyByRepeatedRow(int32_t layer) {
+  // mean_ <- mean_d minmax(alpha^+) times minmax of the stream's largest positive gradient.
+  void WeighTargetRow(int32_t layer) {
     const int64_t L = setup_.row.prefix;
     const float* peak = walk_.result().stream_peak.data() + layer * L;
     const auto [low, high] = std::minmax_element(peak, peak + L);
     const double range = double{extremes_.high} - extremes_.low, peak_range = double{*high} - *low;
-    double total = 0, mass = 0;
     for (int64_t j = 0; j < L; ++j) {
       const double of_map = range == 0 ? 0 : (mean_[j] - extremes_.low) / range;
       mean_[j] = peak_range == 0 ? 0 : of_map * (peak[j] - *low) / peak_range;
-      total += mean_[j];
-      mass += row_[j];
     }
-    for (int64_t j = 0; j < L; ++j) row_[j] = (row_[j] + mass * mean_[j]) / (1 + total);
-    smallest_row_sum_ = std::min(smallest_row_sum_, 1 + total);
   }
 
   // (gradient x map)^+ in place, and the sums of its rows with the identity's 1.
@@ -180,10 +176,8 @@ class Explainer : public Explaining {
   absl::Status Write(TensorWriter& writer) {
     std::vector<float> values(row_.begin(), row_.end());
     RETURN_IF_ERROR(CheckFinite(kName, setup_.options.start_layer(), values));
-    if (IsCode(setup_.variant)) {  // without the target's own entry
-      values.erase(values.begin() + setup_.row.position);
-      for (float& value : values) value = std::max(value, 0.0f);
-      WriteRow(writer, kName, values, setup_.tokens - 1);
+    if (IsCode(setup_.variant)) {
+      WriteCodeRow(writer, kName, std::move(values), setup_.row.position, setup_.tokens);
       return absl::OkStatus();
     }
     WriteRow(writer, kName, values, setup_.tokens);
@@ -213,7 +207,6 @@ class Explainer : public Explaining {
 class MambaAttribution : public Method {
  public:
   absl::string_view name() const override { return kName; }
-  bool Supports(const model::ModelConfig&) const override { return true; }
 
   void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
                 int64_t tokens, const std::string& field, Violations& violations) const override {

@@ -34,6 +34,9 @@ struct Work {
   }
 };
 
+// As many threads are reckoned with, where each has scratch of its own: a plan knows no pool.
+constexpr int64_t kPlannedThreads = 16;
+
 // What an explanation will send and hold, known before any work.
 struct Plan {
   std::vector<v1::TensorInfo> tensors;  // the first is the main one
@@ -64,11 +67,8 @@ class Method {
   virtual ~Method() = default;
   // The field of Explanation.method, as "hidden_attention".
   virtual absl::string_view name() const = 0;
-  // Whether it can explain models of this kind; the calls below require it. By default: of causal
-  // models whose prediction is read at one position.
-  virtual bool Supports(const model::ModelConfig& config) const {
-    return config.family != model::Family::kVim && !config.mean_pooled();
-  }
+  // Whether it can explain models of this kind; the calls below require it.
+  virtual bool Supports(const model::ModelConfig& /*config*/) const { return true; }
   // Adds everything that is wrong with the options for this model and input; `field` is the path of
   // the options in the request. The other calls require that nothing was added.
   virtual void Validate(const v1::Explanation& options, const model::ModelConfig& config,

@@ -5,10 +5,8 @@
 #include <limits>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "server/base/check.h"
 #include "server/base/status.h"
-#include "server/explain/latim_target.h"
 #include "server/explain/layer_attention.h"
 #include "server/explain/method.h"
 #include "server/explain/options.h"
@@ -36,16 +34,12 @@ std::vector<std::vector<int32_t>> EachAlone(int64_t tokens) {
   return removed;
 }
 
-int64_t OutputsOf(const v1::Target& target) {
-  return target.has_generated_end() ? std::max(target.generated_end() - target.generated(), 1) : 1;
-}
-
 VariantCost CostOf(const v1::Explanation& explanation, const model::ModelConfig& config,
                    int64_t tokens) {
   const int64_t rows = ReadTokens(config, PositionOf(explanation, config, tokens), tokens);
   std::vector<VariantExtent> extents = {{rows - 1, rows}};
   for (int64_t j = 0; j < rows; ++j) extents.push_back({j, rows});
-  const int64_t outputs = std::min(OutputsOf(explanation.target()), rows);
+  const int64_t outputs = std::min(SpanOf(explanation.target()), rows);
   constexpr int64_t kIntsOfList = 8;  // of a list with one position, as it lies in memory
   return VariantRunner::CostOf(config, std::move(extents), /*starts_known=*/true, rows, outputs,
                                kIntsOfList * rows);
@@ -109,7 +103,6 @@ class Explainer : public Explaining {
 class Occlusion : public Method {
  public:
   absl::string_view name() const override { return kName; }
-  bool Supports(const model::ModelConfig& /*config*/) const override { return true; }
 
   void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
                 int64_t /*tokens*/, const std::string& field,

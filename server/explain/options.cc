@@ -172,6 +172,24 @@ int64_t PositionOf(const v1::Explanation& explanation, const model::ModelConfig&
   return std::clamp<int64_t>(position < 0 ? tokens + position : position, 0, tokens - 1);
 }
 
+int64_t SpanOf(const v1::Target& target) {
+  if (!target.has_generated() || !target.has_generated_end()) return 1;
+  return std::max<int64_t>(1, int64_t{target.generated_end()} - target.generated());
+}
+
+std::string TargetField(const std::string& field) {
+  const size_t dot = field.rfind('.');
+  return (dot == std::string::npos ? "" : field.substr(0, dot + 1)) + "target";
+}
+
+void CheckLogitTarget(const v1::Explanation& explanation, const std::string& field,
+                      Violations& violations) {
+  if (explanation.target().value() != v1::OUTPUT_VALUE_LOG_PROBABILITY) return;
+  violations.Add(TargetField(field) + ".value",
+                 "OUTPUT_VALUE_LOG_PROBABILITY: contributions are parts of a logit, which "
+                 "OUTPUT_VALUE_LOGIT explains; of log-probabilities there is gradient_x_input");
+}
+
 std::vector<int32_t> Indices(int64_t count) {
   std::vector<int32_t> indices(count);
   std::iota(indices.begin(), indices.end(), 0);

@@ -69,6 +69,16 @@ void CheckVariant(v1::Variant variant, v1::Reduction reduction, const std::strin
 int64_t PositionOf(const v1::Explanation& explanation, const model::ModelConfig& config,
                    int64_t tokens);
 
+// How many generated tokens a target spans; 1 for any other target.
+int64_t SpanOf(const v1::Target& target);
+
+// Of methods that take a logit apart: no log-probability. `field` is the path of the method's
+// options, beside which the target stands.
+void CheckLogitTarget(const v1::Explanation& explanation, const std::string& field,
+                      Violations& violations);
+// The target's path, from that of the method's options.
+std::string TargetField(const std::string& field);
+
 // 0, 1, .. count - 1.
 std::vector<int32_t> Indices(int64_t count);
 

@@ -1,7 +1,6 @@
 // The selective parameters as they are (methods.md, section 2): delta, B, C and the decay from what
 // the trace kept, the gate from the layer's in_proj, the state by running the scan up to it.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numeric>
 #include <utility>
@@ -169,7 +168,6 @@ class Explainer : public Explaining {
 class Parameters : public Method {
  public:
   absl::string_view name() const override { return "parameters"; }
-  bool Supports(const model::ModelConfig& /*config*/) const override { return true; }
 
   void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
                 int64_t tokens, const std::string& field, Violations& violations) const override {

@@ -109,7 +109,8 @@ struct ParametersSetup {
     return steps;
   }
   std::vector<int32_t> Preparing() const {
-    return streams ? StreamSteps(config, layers, tokens) : std::vector<int32_t>(layers.size(), 0);
+    if (!streams) return std::vector<int32_t>(layers.size(), 0);
+    return StreamSteps(layers, model::SequenceTrace::StreamStride(config, tokens));
   }
   LayerAttention Attention() const {
     const v1::HiddenAttention::Direction one = direction == 1

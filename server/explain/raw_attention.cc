@@ -1,7 +1,6 @@
 // Raw attention: the mean over layers of the target's row (methods.md, section 4; The Hidden
 // Attention of Mamba Models, arXiv 2403.01590, section 4.1). A row is one adjoint scan, so the
 // length enters linearly.
-#include <algorithm>
 #include <utility>
 
 #include "server/base/check.h"
@@ -96,13 +95,11 @@ class Explainer : public Explaining {
   void Write(TensorWriter& writer) {
     std::vector<float> mean(sum_.size());
     for (size_t j = 0; j < mean.size(); ++j) mean[j] = static_cast<float>(sum_[j] / setup_.layers);
-    int64_t tokens = setup_.tokens;
-    if (IsCode(setup_.variant)) {  // without the target's own entry
-      mean.erase(mean.begin() + setup_.target.position);
-      for (float& value : mean) value = std::max(value, 0.0f);
-      --tokens;
+    if (IsCode(setup_.variant)) {
+      WriteCodeRow(writer, kName, std::move(mean), setup_.target.position, setup_.tokens);
+    } else {
+      WriteRow(writer, kName, mean, setup_.tokens);
     }
-    WriteRow(writer, kName, mean, tokens);
   }
 
   const Subject subject_;
@@ -117,7 +114,6 @@ class Explainer : public Explaining {
 class RawAttention : public Method {
  public:
   absl::string_view name() const override { return kName; }
-  bool Supports(const model::ModelConfig& /*config*/) const override { return true; }
 
   void Validate(const v1::Explanation& explanation, const model::ModelConfig& config,
                 int64_t tokens, const std::string& field, Violations& violations) const override {

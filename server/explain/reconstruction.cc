@@ -57,9 +57,9 @@ Reconstruction::Maps Reconstruction::MapsOf(const LayerAttention& attention) {
 
 int64_t Reconstruction::MemoryBytes(const model::ModelConfig& config, int64_t prefix) {
   const int64_t channels = RowChannels(config.d_inner);
-  constexpr int64_t kThreads = 16, kVectors = 4;
+  constexpr int64_t kVectors = 4;
   return 4 * (prefix * (3 * channels + kAdjointGroup + kVectors) +
-              config.d_state * (channels + kThreads * kAdjointGroup));
+              config.d_state * (channels + kPlannedThreads * kAdjointGroup));
 }
 
 Work Reconstruction::MapsWork(const model::ModelConfig& config, int64_t prefix) {

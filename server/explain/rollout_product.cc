@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "server/explain/method.h"
 #include "server/kernels/gemm.h"
 
 namespace mambascope::explain {
@@ -21,9 +22,8 @@ RolloutProduct::RolloutProduct(int64_t tokens, bool causal)
 int64_t RolloutProduct::Blocks(int64_t tokens) { return (tokens + kBlock - 1) / kBlock; }
 
 int64_t RolloutProduct::MemoryFloats(int64_t tokens, bool causal) {
-  constexpr int64_t kThreads = 16;
   return tokens * tokens + kBlock * tokens +
-         std::min(kThreads, Blocks(tokens)) * kBlock * (causal ? kBlock : tokens);
+         std::min(kPlannedThreads, Blocks(tokens)) * kBlock * (causal ? kBlock : tokens);
 }
 
 void RolloutProduct::Multiply(ThreadPool& pool, const float* map, const double* sums, int64_t part,

@@ -30,7 +30,7 @@ int64_t PrefillTokens(const model::MambaModel& model) {
   return std::clamp<int64_t>(static_cast<int64_t>(kMultiplyAdds / of_token), 8, 64);
 }
 
-// One pass over `rows` zero embeddings, with the last row's logits or none.
+// One pass over `rows` made-up embeddings, with the last row's logits or none.
 double Pass(ThreadPool& pool, const model::MambaModel& model, int64_t rows, bool head) {
   const std::vector<float> embeddings(rows * model.config().d_model, 0.01f);
   model::Workspace workspace;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -35,12 +34,8 @@ struct TargetRow {
   TargetRow(const v1::Explanation& explanation, const model::ModelConfig& config, int64_t tokens,
             int64_t target)
       : position(target),
-        spread(config.mean_pooled() || IsSpan(explanation.target())),
+        spread(config.mean_pooled() || SpanOf(explanation.target()) > 1),
         prefix(ReadTokens(config, target, tokens)) {}
-  static bool IsSpan(const v1::Target& target) {
-    return target.has_generated() && target.has_generated_end() &&
-           target.generated_end() > target.generated() + 1;
-  }
 };
 
 // The published code's row is one row: refused where several are meant.

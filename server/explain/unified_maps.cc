@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "server/explain/method.h"
 #include "server/explain/unified_attention.h"
 #include "server/kernels/unified_map.h"
 
@@ -44,9 +45,8 @@ int64_t UnifiedAttention::BatchFloats(int64_t tokens, int64_t channels) const {
                              : config_.channels_per_map();
   const int64_t maps_at_once =
       std::min(BatchMaps(tokens, config_.d_state), (batch - 1) / shared + (shared > 1 ? 2 : 1));
-  constexpr int64_t kThreads = 16;
   const int64_t threads =
-      std::min(kThreads, (tokens + kernels::kMapStrip - 1) / kernels::kMapStrip);
+      std::min(kPlannedThreads, (tokens + kernels::kMapStrip - 1) / kernels::kMapStrip);
   const int64_t of_strip = scans * kernels::kMapStrip * (Stride(tokens) + config_.d_state) +
                            3 * (tokens + kernels::kMapStrip + config_.d_conv);
   return scans * maps_at_once * kernels::MapFactorsSize(tokens, config_.d_state) +

@@ -1,6 +1,5 @@
 // The identity of unified maps: out_proj's input = U x_in + constant, on the channels whose scan
 // the trace recorded.
-#include <algorithm>
 #include <vector>
 
 #include "server/explain/reconstruction.h"

@@ -257,10 +257,8 @@ VariantCost VariantRunner::CostOf(const model::ModelConfig& config,
   }
 
   const bool vim = config.family == model::Family::kVim;
-  int64_t row = 4 * config.d_model + config.in_proj_rows() + config.conv_channels() +
-                config.d_inner;  // a forward pass's buffers, and what enters it
-  if (config.family != model::Family::kMamba2) row += config.selective_width() + config.d_inner;
-  if (vim) row += 3 * config.d_inner;
+  // A forward pass's buffers, and what enters it.
+  const int64_t row = config.d_model + model::BlockFloats(config, /*traced=*/false);
   int64_t floats = totals.most_rows * row;
   floats += totals.most_logit_rows * (config.d_model + 2 * int64_t{config.outputs()});
   if (vim) {

@@ -25,6 +25,14 @@ void ReserveBlock(const ModelConfig& config, const PackedSequences& packed, Work
   workspace.out.Reserve(tokens * config.d_model);
 }
 
+int64_t BlockFloats(const ModelConfig& config, bool traced) {
+  int64_t floats = 3 * config.d_model + config.in_proj_rows() + config.conv_channels();
+  if (config.family != Family::kMamba2) floats += config.selective_width() + config.d_inner;
+  floats += config.d_inner;
+  if (config.directions() == 2) floats += 3 * config.d_inner;
+  return traced ? floats + config.d_inner : floats;
+}
+
 void RunBlock(ThreadPool& pool, const ModelConfig& config, const LayerWeights& weights,
               int32_t layer, const PackedSequences& packed, Workspace& workspace) {
   const int64_t tokens = packed.tokens(), d_model = config.d_model, d_inner = config.d_inner;

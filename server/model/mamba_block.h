@@ -22,6 +22,9 @@ struct PackedSequences {
 // Grows the buffers that RunBlock uses; all of them, because growing loses what they held.
 void ReserveBlock(const ModelConfig& config, const PackedSequences& packed, Workspace& workspace);
 
+// What ReserveBlock holds of each token of a pass, in floats.
+int64_t BlockFloats(const ModelConfig& config, bool traced);
+
 // One layer: workspace.h += mixer(RmsNorm(workspace.h)). Advances each piece's state of this layer
 // and writes what its trace asks for at the trace's `tokens`, which stays as it is: the pass moves
 // it when all layers are through.

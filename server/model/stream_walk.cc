@@ -61,10 +61,8 @@ int32_t StreamWalk::Recomputed(const ModelConfig& config, int32_t stream_stride)
 int64_t StreamWalk::MemoryBytes(const ModelConfig& config, int64_t tokens, int32_t stream_stride) {
   if (stream_stride <= 1) return 0;
   const int64_t kept = int64_t{stream_stride - 1} * config.d_model;
-  const int64_t both = config.directions() == 2 ? config.in_proj_rows() + config.d_inner : 0;
-  const int64_t block = 3 * config.d_model + config.in_proj_rows() + config.conv_channels() +
-                        config.selective_width() + 2 * config.d_inner + both;
-  return 4 * tokens * (kept + block) + RecurrentState::Bytes(config);
+  return 4 * tokens * (kept + BlockFloats(config, /*traced=*/false)) +
+         RecurrentState::Bytes(config);
 }
 
 }  // namespace mambascope::model

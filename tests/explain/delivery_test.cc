@@ -320,7 +320,8 @@ TEST(Delivery, EveryFaultIsNamedWithItsLimit) {
   EXPECT_THAT(Problems(Mass(1)), IsEmpty());
   EXPECT_THAT(Problems(TopK(0)), ElementsAre("delivery.sparse_top_k: 0 is below 1"));
   EXPECT_THAT(Problems(TopK(-3)), ElementsAre("delivery.sparse_top_k: -3 is below 1"));
-  EXPECT_THAT(Problems(Threshold(0)), ElementsAre("delivery.sparse_threshold: 0 is not above 0 and finite"));
+  EXPECT_THAT(Problems(Threshold(0)),
+              ElementsAre("delivery.sparse_threshold: 0 is not above 0 and finite"));
   EXPECT_THAT(Problems(Threshold(kNan)),
               ElementsAre("delivery.sparse_threshold: nan is not above 0 and finite"));
   EXPECT_THAT(Problems(Mass(1.5f)), ElementsAre("delivery.sparse_mass: 1.5 is outside (0, 1]"));

@@ -2,12 +2,12 @@
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>
 
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include "server/explain/latim_layer.h"
 #include "server/explain/latim_target.h"
+#include "server/explain/stream_steps.h"
 #include "server/kernels/gemm.h"
 #include "server/model/stream_walk.h"
 #include "tests/explain/latim_support.h"

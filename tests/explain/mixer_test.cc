@@ -2,7 +2,6 @@
 // input and the scan's output as the pass computes them, and against what they are reductions of.
 #include <cmath>
 #include <string>
-#include <utility>
 
 #include "gtest/gtest.h"
 #include "server/model/layer_activations.h"

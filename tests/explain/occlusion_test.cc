@@ -2,7 +2,6 @@
 // passes, cutting them and sharing their prefix change no bit.
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <random>
 #include <string>
 #include <utility>

@@ -2,7 +2,6 @@
 // spelled out in double.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 #include <string>
 
